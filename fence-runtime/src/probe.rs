@@ -1,0 +1,1 @@
+//! The type probe: does a job's or a terminal write's signature hold a raw handle?
