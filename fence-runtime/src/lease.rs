@@ -118,7 +118,9 @@ impl FenceToken {
             Some(token) if token.get() > 0 => Ok(Self(token)),
             _ => Err(Error::new(
                 ErrorKind::Schema,
-                format!("the lease table holds the fencing token {token}: tokens start at 1; somebody wrote the row by hand"),
+                format!(
+                    "the lease table holds the fencing token {token}: tokens start at 1; somebody wrote the row by hand"
+                ),
             )),
         }
     }
@@ -165,10 +167,7 @@ impl<'q, DB: crate::Backend> sqlx::Encode<'q, DB> for FenceToken
 where
     i64: sqlx::Encode<'q, DB>,
 {
-    fn encode_by_ref(
-        &self,
-        buf: &mut DB::ArgumentBuffer,
-    ) -> Result<sqlx::encode::IsNull, sqlx::error::BoxDynError> {
+    fn encode_by_ref(&self, buf: &mut DB::ArgumentBuffer) -> Result<sqlx::encode::IsNull, sqlx::error::BoxDynError> {
         self.get().encode_by_ref(buf)
     }
 }

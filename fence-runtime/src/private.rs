@@ -1,1 +1,96 @@
 //! What expansions of the macros call. Not part of the public interface: it may change in any release.
+
+use std::time::Duration;
+
+use crate::{Backend, Written, lease::Lease};
+
+pub use crate::{
+    FenceCtx, FencedTx,
+    job::FencedJob,
+    lease::{LeaseOptions, OnLost, Untyped},
+    probe::{admit, probe},
+};
+
+/// The lease of a job whose attribute names it by a string.
+#[must_use]
+pub fn untyped(name: &'static str) -> Untyped {
+    Untyped::new(name)
+}
+
+/// A duration of the attribute.
+#[must_use]
+pub const fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// What the first parameter of a job refers to: the only implementor is [`FenceCtx`], whatever a user's alias calls it.
+#[diagnostic::on_unimplemented(
+    message = "the first parameter of a fenced job must be `&FenceCtx<_>`, found `&{Self}`",
+    label = "not a `FenceCtx`",
+    note = "put `ctx: &FenceCtx<DB>` first: the job takes its connections from it, so that every write carries the fencing token"
+)]
+pub trait Context {
+    /// The database of the job.
+    type Db: Backend;
+    /// The lease of the job.
+    type Lease: Lease;
+}
+
+impl<DB: Backend, L: Lease> Context for FenceCtx<DB, L> {
+    type Db = DB;
+    type Lease = L;
+}
+
+/// What a job returns: the only implementor is [`Result`], whatever a user's alias calls it.
+#[diagnostic::on_unimplemented(
+    message = "a fenced job must return a `Result`, found `{Self}`",
+    label = "not a `Result`",
+    note = "return `Result<T, E>`, so that a refused write can end the job with `?`"
+)]
+pub trait Fallible {
+    /// What the job returns when it succeeds.
+    type Ok: Send;
+    /// What the job returns when it fails.
+    type Err: Send;
+}
+
+impl<T: Returnable, E: Returnable> Fallible for Result<T, E> {
+    type Ok = T;
+    type Err = E;
+}
+
+/// A type that a job may hand to the caller of `run`, who may be on another thread.
+#[diagnostic::on_unimplemented(
+    message = "a fenced job cannot return `{Self}`: it is not `Send`",
+    label = "not `Send`",
+    note = "a boxed error must be `Box<dyn std::error::Error + Send + Sync>`; `anyhow::Error` and `sqlx::Error` are fine as they are"
+)]
+pub trait Returnable: Send {}
+
+impl<T: Send> Returnable for T {}
+
+/// What the first parameter of a terminal write refers to: the only implementor is [`FencedTx`].
+#[diagnostic::on_unimplemented(
+    message = "the first parameter of a terminal write must be `&mut FencedTx<'_, DB>`, found `&mut {Self}`",
+    label = "not a `FencedTx`",
+    note = "put `tx: &mut FencedTx<'_, DB>` first: it is the transaction that the fencing token guards"
+)]
+pub trait TerminalTx {}
+
+impl<DB: Backend, L: Lease> TerminalTx for FencedTx<'_, DB, L> {}
+
+/// Compiles only if `T` is a [`FencedTx`].
+pub fn terminal_tx<T: TerminalTx + ?Sized>() {}
+
+/// What a terminal write returns: the only implementor is `Result<Written, E>`.
+#[diagnostic::on_unimplemented(
+    message = "a terminal write must return `Result<Written, _>`, found `{Self}`",
+    label = "does not prove that a row was written",
+    note = "return what `tx.terminal(query).await` gives: `Written` is the proof that at least one row changed"
+)]
+pub trait ProvesWrite {}
+
+impl<E> ProvesWrite for Result<Written, E> {}
+
+/// Compiles only if `T` is a `Result<Written, _>`.
+pub fn proves_write<T: ProvesWrite>() {}

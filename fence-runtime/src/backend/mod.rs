@@ -1,0 +1,317 @@
+//! What a database must be able to do, and the words in which it answers. All SQL is in the modules below this one.
+
+use std::{future::Future, time::Duration};
+
+use sqlx::{Database, Executor, IntoArguments, Pool};
+
+use crate::{
+    error::{Error, ErrorKind},
+    lease::{FenceToken, LeaseName, OwnerToken},
+};
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod drift;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+
+/// A database that `fence` knows: [`sqlx::Postgres`] and [`sqlx::Sqlite`], each behind the feature of its name.
+///
+/// The trait is sealed: the guarantee rests on measured behaviour of each server, so a database is added here, with the conformance
+/// suite, or not at all.
+pub trait Backend: Database<Arguments: IntoArguments<Self>> {
+    /// How it is done. An associated type, so that none of its functions gets in the way of a user's own trait over databases.
+    #[doc(hidden)]
+    type Protocol: Protocol<Db = Self>;
+}
+
+/// How far a fenced transaction is isolated from others. The fence holds at every level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Isolation {
+    /// Every statement sees what was committed before it.
+    #[default]
+    ReadCommitted,
+    /// Every statement sees what was committed before the first.
+    RepeatableRead,
+    /// As if transactions ran one after the other.
+    Serializable,
+}
+
+/// Where the tables are: what stands for `/*prefix*/` in the migrations.
+#[derive(Clone, Debug)]
+pub struct Tables {
+    prefix: String,
+    /// The server can look, in the middle of a statement, whether its client is still there.
+    pub(crate) probes_clients: bool,
+}
+
+impl Tables {
+    pub(crate) fn new(schema: Option<&str>, table_prefix: &str) -> Result<Self, Error> {
+        let plain = |word: &str| {
+            word.len() <= 32
+                && word.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
+                && !word.starts_with(|c: char| c.is_ascii_digit())
+        };
+        if schema.is_some_and(|s| s.is_empty() || !plain(s)) || !plain(table_prefix) {
+            return Err(Error::new(
+                ErrorKind::Config,
+                format!(
+                    "schema {schema:?} and table prefix {table_prefix:?} must be of a–z, 0–9 and _, not begin with a \
+                     digit, and have at most 32 characters"
+                ),
+            ));
+        }
+        let prefix = schema.map(|s| format!("\"{s}\".")).unwrap_or_default() + table_prefix;
+        Ok(Self { prefix, probes_clients: false })
+    }
+
+    /// One of our tables or functions, ready for a statement.
+    pub(crate) fn name(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
+    pub(crate) fn leases(&self) -> String {
+        self.name("fenced_job_leases")
+    }
+
+    pub(crate) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+}
+
+/// One term of a lease, as the database knows it.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    pub(crate) name: LeaseName,
+    pub(crate) owner: OwnerToken,
+    pub(crate) token: FenceToken,
+}
+
+/// A row of the lease table; `remaining` is measured by the database's clock and negative once the lease has expired.
+#[derive(Clone, Debug)]
+pub struct LeaseRow {
+    pub(crate) name: String,
+    pub(crate) owner: String,
+    pub(crate) token: i64,
+    pub(crate) holder: String,
+    pub(crate) remaining_us: i64,
+    pub(crate) acquired_at_us: i64,
+    pub(crate) renewed_at_us: i64,
+    pub(crate) progress: Option<String>,
+}
+
+impl LeaseRow {
+    pub(crate) fn remaining(&self) -> Duration {
+        Duration::from_micros(self.remaining_us.try_into().unwrap_or(0))
+    }
+
+    pub(crate) fn is_of(&self, id: &Identity) -> bool {
+        self.owner == id.owner.to_string() && self.token == id.token.get()
+    }
+}
+
+/// What a renewal found for one lease.
+#[derive(Debug)]
+pub enum Renewal {
+    /// The lease was extended; it lives this long from the moment of the answer.
+    Renewed(Duration),
+    /// The row was locked by somebody, or the answer is missing: ask again. Not a loss.
+    Skipped,
+    /// The row as it is: not ours, or expired, or gone.
+    Gone(Option<LeaseRow>),
+}
+
+/// How a fenced transaction shall be opened.
+#[derive(Clone, Copy, Debug)]
+pub struct Opening {
+    pub(crate) isolation: Isolation,
+    /// The server ends the transaction when no statement comes for this long (where it can).
+    pub(crate) idle: Duration,
+    /// The lease's time to live, where the guard renews.
+    pub(crate) ttl: Duration,
+}
+
+/// Why a fenced transaction was not opened.
+#[derive(Debug)]
+pub enum NotOpened {
+    /// The guard found no live lease of ours.
+    Refused,
+    /// The connection was handed out inside somebody else's transaction: close it and take another.
+    Stray,
+    /// Anything else.
+    Failed(sqlx::Error),
+}
+
+/// How a transaction ended.
+#[derive(Debug)]
+pub enum Ending {
+    /// The database has said that it is committed. Where the guard renews the lease, it lives this long from then.
+    Committed(Option<Duration>),
+    /// Certainly nothing of it was written.
+    RolledBack(RolledBack),
+    /// Nobody can say.
+    Unknown(&'static str, Option<sqlx::Error>),
+}
+
+/// Why a transaction was rolled back at its end.
+#[derive(Debug)]
+pub enum RolledBack {
+    /// The lease is no longer ours.
+    Lost,
+    /// The reason, and what the database said.
+    Because(&'static str, Option<sqlx::Error>),
+}
+
+/// May a connection serve somebody else?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// It is clean, and was asked.
+    Reuse,
+    /// It is not known to be clean.
+    Close,
+}
+
+/// The protocol on one database. Every function that speaks of leases is a short transaction of its own at READ COMMITTED.
+///
+/// None of the futures may be dropped half-way on a connection that goes back to a pool: callers carry them on in the background.
+pub trait Protocol: Sized + Send + Sync + 'static {
+    /// The driver.
+    type Db: Database;
+    /// The database in messages.
+    const NAME: &'static str;
+    /// The guard renews the lease, and nobody can take over (or renew) while the transaction is open.
+    const GUARD_RENEWS: bool;
+    /// The numbered migrations: version, name, text.
+    const MIGRATIONS: &'static [(i64, &'static str, &'static str)];
+    /// By which the end of a transaction recognises its beginning.
+    type Mark: Clone + Send + Sync + Unpin + 'static;
+
+    /// The connection as an executor, without a where clause at the caller.
+    fn executor(conn: &mut Conn<Self>) -> impl Executor<'_, Database = Self::Db>;
+    /// Rows that a statement changed.
+    fn rows(result: &<Self::Db as Database>::QueryResult) -> u64;
+
+    /// The connect options of the keeper.
+    fn keeper_options(options: Options<Self::Db>) -> Options<Self::Db>;
+    /// Fills in the schema where the database has one and none was named; refuses what cannot work.
+    fn locate(
+        conn: &mut Conn<Self>,
+        schema: Option<&str>,
+        prefix: &str,
+    ) -> impl Future<Output = Result<Tables, Error>> + Send;
+    /// Is everything there, and as it must be?
+    fn verify(conn: &mut Conn<Self>, tables: &Tables) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Is it only that others want the same? Then asking again on a fresh connection is right.
+    fn is_contention(error: &sqlx::Error) -> bool;
+
+    /// Creates the lease or takes an expired one over; the row as it is afterwards says whether it is ours.
+    fn acquire(
+        conn: &mut Conn<Self>,
+        tables: &Tables,
+        name: &LeaseName,
+        owner: OwnerToken,
+        ttl: Duration,
+        holder: &str,
+    ) -> impl Future<Output = Result<Option<LeaseRow>, sqlx::Error>> + Send;
+    /// Extends many leases; answers in the order of the question.
+    fn renew(
+        conn: &mut Conn<Self>,
+        tables: &Tables,
+        terms: &[(Identity, Duration)],
+    ) -> impl Future<Output = Result<Vec<Renewal>, sqlx::Error>> + Send;
+    /// Ends the term if it is still ours. The row and its token stay.
+    fn release(
+        conn: &mut Conn<Self>,
+        tables: &Tables,
+        id: &Identity,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+    /// One row, or all of them in the order of their names.
+    fn rows_of(
+        conn: &mut Conn<Self>,
+        tables: &Tables,
+        name: Option<&LeaseName>,
+    ) -> impl Future<Output = Result<Vec<LeaseRow>, sqlx::Error>> + Send;
+    /// Notes how far the job is. False: the lease is not ours.
+    fn progress(
+        conn: &mut Conn<Self>,
+        tables: &Tables,
+        id: &Identity,
+        text: &str,
+    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
+    /// First step of a revocation: the lease expires at once, so that no new guard passes.
+    fn expire(
+        conn: &mut Conn<Self>,
+        tables: &Tables,
+        name: &LeaseName,
+    ) -> impl Future<Output = Result<Option<LeaseRow>, sqlx::Error>> + Send;
+    /// Second step: raises the token as a takeover does, if it still is `from`. None: a fenced transaction was open all the time.
+    fn raise(
+        conn: &mut Conn<Self>,
+        tables: &Tables,
+        name: &LeaseName,
+        from: i64,
+        patience: Duration,
+    ) -> impl Future<Output = Result<Option<LeaseRow>, sqlx::Error>> + Send;
+
+    /// A new mark.
+    fn mark() -> Self::Mark;
+    /// Opens a fenced transaction.
+    fn open(
+        conn: &mut Conn<Self>,
+        tables: &Tables,
+        mark: &Self::Mark,
+        id: &Identity,
+        opening: Opening,
+    ) -> impl Future<Output = Result<(), NotOpened>> + Send;
+    /// Proves that the transaction is the one that `open` began, and commits it.
+    fn finish(
+        conn: &mut Conn<Self>,
+        tables: &Tables,
+        mark: &Self::Mark,
+        id: &Identity,
+        ttl: Duration,
+    ) -> impl Future<Output = (Ending, Fit)> + Send;
+    /// Opens a transaction that the server keeps read-only.
+    fn open_read(conn: &mut Conn<Self>, mark: &Self::Mark) -> impl Future<Output = Result<(), NotOpened>> + Send;
+    /// Ends it. An error: it was no longer the transaction that was opened.
+    fn finish_read(
+        conn: &mut Conn<Self>,
+        mark: &Self::Mark,
+    ) -> impl Future<Output = (Result<(), RolledBack>, Fit)> + Send;
+    /// Rolls back whatever state the connection is in, and proves that it is clean.
+    fn undo(conn: &mut Conn<Self>, mark: &Self::Mark) -> impl Future<Output = Fit> + Send;
+    /// The part of a rollback that a destructor can do. False: close the connection instead.
+    fn start_undo(conn: &mut Conn<Self>) -> bool;
+}
+
+/// A connection of a protocol's database.
+pub type Conn<P> = <<P as Protocol>::Db as Database>::Connection;
+
+/// The mark of a database's transactions.
+pub(crate) type MarkOf<DB> = <<DB as Backend>::Protocol as Protocol>::Mark;
+
+/// The connect options of a database.
+pub(crate) type Options<DB> = <<DB as Database>::Connection as sqlx::Connection>::Options;
+
+pub(crate) fn options_of<DB: Database>(pool: &Pool<DB>) -> Options<DB> {
+    (*pool.connect_options()).clone()
+}
+
+/// Bytes in hexadecimal: the one way to put text into an unbound statement that no server setting can reinterpret.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+fn hex(text: &str) -> String {
+    use std::fmt::Write;
+    text.bytes().fold(String::with_capacity(text.len() * 2), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
+
+/// Is the text safe between plain quotes, whatever `standard_conforming_strings` or `sql_mode` say?
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+fn is_plain(text: &str) -> bool {
+    text.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.:/-".contains(&b))
+}

@@ -1,0 +1,454 @@
+//! SQLite 3.37 and later: all its SQL.
+//!
+//! `BEGIN IMMEDIATE` takes the one write lock of the file, so that nobody can take over (or renew) while a fenced transaction is open;
+//! its guard is a renewal. Two hooks on the connection refuse every commit that [`finish`](Protocol::finish) has not armed.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use sqlx::{
+    AssertSqlSafe, Executor, Row, SqlSafeStr, Sqlite, SqliteConnection,
+    error::DatabaseError,
+    sqlite::{SqliteConnectOptions, SqliteQueryResult, SqliteRow},
+};
+use sqlx_core::transaction::TransactionManager;
+
+use super::{
+    Backend, Ending, Fit, Identity, LeaseRow, NotOpened, Opening, Protocol, Renewal, RolledBack, Tables, hex, is_plain,
+};
+use crate::{
+    error::{Error, ErrorKind},
+    lease::{LeaseName, OwnerToken},
+};
+
+mod verify;
+
+type Depth = <Sqlite as sqlx::Database>::TransactionManager;
+
+/// The live clock in microseconds: `julianday` because `unixepoch('subsec')` is NULL before 3.42.
+const NOW: &str = "(CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000)";
+const BUSY: i32 = 5;
+/// How long the keeper waits for a writer before it comes back later: its deadline must not pass in a wait.
+const KEEPER_BUSY: Duration = Duration::from_millis(100);
+const COMMIT_TRIES: u32 = 20;
+
+/// The state of the hooks of one connection.
+pub struct Hooks(AtomicU8);
+
+/// No fenced transaction: the hooks let everything through.
+const OFF: u8 = 0;
+/// Nobody may commit.
+const FORBID: u8 = 1;
+/// Our own COMMIT may pass.
+const ARMED: u8 = 2;
+/// Something that was not ours has rolled the fenced transaction back.
+const DEAD: u8 = 3;
+
+impl Backend for Sqlite {
+    type Protocol = Lite;
+}
+
+/// The protocol on SQLite.
+pub enum Lite {}
+
+impl Protocol for Lite {
+    type Db = Sqlite;
+    const NAME: &'static str = "SQLite";
+    const GUARD_RENEWS: bool = true;
+    const MIGRATIONS: &'static [(i64, &'static str, &'static str)] =
+        &[(1, "leases", include_str!("../../migrations/sqlite/0001_leases.sql"))];
+    type Mark = Arc<Hooks>;
+
+    fn executor(conn: &mut SqliteConnection) -> impl Executor<'_, Database = Sqlite> {
+        conn
+    }
+
+    fn rows(result: &SqliteQueryResult) -> u64 {
+        result.rows_affected()
+    }
+
+    fn keeper_options(options: SqliteConnectOptions) -> SqliteConnectOptions {
+        options.busy_timeout(KEEPER_BUSY).create_if_missing(false)
+    }
+
+    async fn locate(conn: &mut SqliteConnection, schema: Option<&str>, prefix: &str) -> Result<Tables, Error> {
+        if let Some(schema) = schema {
+            return Err(Error::new(
+                ErrorKind::Config,
+                format!("SQLite has no schema {schema:?}: use `.table_prefix(\"…\")` to keep tables apart"),
+            ));
+        }
+        let file: String = sqlx::query_scalar("SELECT file FROM pragma_database_list WHERE name = 'main'")
+            .fetch_one(conn)
+            .await
+            .map_err(|e| Error::database("could not ask SQLite for its file", e))?;
+        if file.is_empty() {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "an in-memory SQLite database cannot be shared with the keeper, which renews leases on a connection of its own: \
+                 use a file, for tests one in a temporary directory",
+            ));
+        }
+        Tables::new(None, prefix)
+    }
+
+    async fn verify(conn: &mut SqliteConnection, tables: &Tables) -> Result<(), Error> {
+        verify::verify(conn, tables).await
+    }
+
+    fn is_contention(error: &sqlx::Error) -> bool {
+        is_busy(error) || is_nested_begin(error)
+    }
+
+    async fn acquire(
+        conn: &mut SqliteConnection,
+        tables: &Tables,
+        name: &LeaseName,
+        owner: OwnerToken,
+        ttl: Duration,
+        holder: &str,
+    ) -> Result<Option<LeaseRow>, sqlx::Error> {
+        let (t, n, until) = (tables.leases(), text(name.as_str()), after(ttl));
+        let sql = format!(
+            "INSERT INTO {t} (lease_name, owner_token, fence_token, leased_until, holder, acquired_at, renewed_at) \
+             VALUES ({n}, {}, 1, {until}, {}, {NOW}, {NOW}) ON CONFLICT (lease_name) DO UPDATE SET \
+             owner_token = excluded.owner_token, fence_token = fence_token + 1, leased_until = excluded.leased_until, \
+             holder = excluded.holder, acquired_at = excluded.acquired_at, renewed_at = excluded.renewed_at, progress = NULL \
+             WHERE leased_until <= {NOW}",
+            text(&owner.to_string()),
+            text(holder)
+        );
+        short(conn, &[sql, select_row(tables, name)]).await?.pop().map(lease_row).transpose()
+    }
+
+    async fn renew(
+        conn: &mut SqliteConnection,
+        tables: &Tables,
+        terms: &[(Identity, Duration)],
+    ) -> Result<Vec<Renewal>, sqlx::Error> {
+        let t = tables.leases();
+        let want = terms
+            .iter()
+            .enumerate()
+            .map(|(place, (id, ttl))| {
+                let (name, owner) = (text(id.name.as_str()), text(&id.owner.to_string()));
+                format!("({place},{name},{owner},{},{})", id.token, ttl.as_micros())
+            })
+            .collect::<Vec<_>>()
+            .join(",");
+        let want = format!("WITH want (place, name, owner, token, ttl_us) AS (VALUES {want})");
+        let update = format!(
+            "{want} UPDATE {t} SET leased_until = max(leased_until, {NOW} + want.ttl_us), renewed_at = {NOW} FROM want \
+             WHERE lease_name = want.name AND owner_token = want.owner AND fence_token = want.token AND leased_until > {NOW}"
+        );
+        // Nobody else can write between the two: what is ours and alive now was renewed.
+        let select =
+            format!("{want} SELECT {COLUMNS} FROM want LEFT JOIN {t} l ON l.lease_name = want.name ORDER BY place");
+        let rows = short(conn, &[update, select]).await?;
+        let mut found = Vec::with_capacity(terms.len());
+        for (row, (id, _)) in rows.into_iter().zip(terms) {
+            found.push(match row.try_get::<Option<String>, _>("lease_name")? {
+                None => Renewal::Gone(None),
+                Some(_) => match lease_row(row)? {
+                    row if row.is_of(id) && row.remaining_us > 0 => Renewal::Renewed(row.remaining()),
+                    row => Renewal::Gone(Some(row)),
+                },
+            });
+        }
+        Ok(found)
+    }
+
+    async fn release(conn: &mut SqliteConnection, tables: &Tables, id: &Identity) -> Result<(), sqlx::Error> {
+        let sql = format!("UPDATE {} SET leased_until = 0 WHERE {}", tables.leases(), is_held(id));
+        short(conn, &[sql]).await.map(drop)
+    }
+
+    async fn rows_of(
+        conn: &mut SqliteConnection,
+        tables: &Tables,
+        name: Option<&LeaseName>,
+    ) -> Result<Vec<LeaseRow>, sqlx::Error> {
+        let sql = match name {
+            Some(name) => select_row(tables, name),
+            None => format!("SELECT {COLUMNS} FROM {} l ORDER BY l.lease_name", tables.leases()),
+        };
+        conn.fetch_all(sqlx::raw_sql(AssertSqlSafe(sql))).await?.into_iter().map(lease_row).collect()
+    }
+
+    async fn progress(
+        conn: &mut SqliteConnection,
+        tables: &Tables,
+        id: &Identity,
+        note: &str,
+    ) -> Result<bool, sqlx::Error> {
+        let (t, held, note) = (tables.leases(), is_held(id), text(note));
+        let sql = format!("UPDATE {t} SET progress = {note} WHERE {held} AND leased_until > {NOW} RETURNING 1");
+        Ok(!short(conn, &[sql]).await?.is_empty())
+    }
+
+    async fn expire(
+        conn: &mut SqliteConnection,
+        tables: &Tables,
+        name: &LeaseName,
+    ) -> Result<Option<LeaseRow>, sqlx::Error> {
+        let (t, n) = (tables.leases(), text(name.as_str()));
+        let sql = format!("UPDATE {t} SET leased_until = 0 WHERE lease_name = {n}");
+        short(conn, &[sql, select_row(tables, name)]).await?.pop().map(lease_row).transpose()
+    }
+
+    async fn raise(
+        conn: &mut SqliteConnection,
+        tables: &Tables,
+        name: &LeaseName,
+        from: i64,
+        _patience: Duration,
+    ) -> Result<Option<LeaseRow>, sqlx::Error> {
+        let (t, n) = (tables.leases(), text(name.as_str()));
+        let sql = format!(
+            "UPDATE {t} SET owner_token = '', fence_token = fence_token + 1, leased_until = 0, progress = NULL \
+             WHERE lease_name = {n} AND fence_token = {from}"
+        );
+        match short(conn, &[sql, select_row(tables, name)]).await {
+            Ok(mut rows) => rows.pop().map(lease_row).transpose(),
+            Err(error) if is_busy(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn mark() -> Arc<Hooks> {
+        Arc::new(Hooks(AtomicU8::new(FORBID)))
+    }
+
+    async fn open(
+        conn: &mut SqliteConnection,
+        tables: &Tables,
+        mark: &Arc<Hooks>,
+        id: &Identity,
+        opening: Opening,
+    ) -> Result<(), NotOpened> {
+        begin(conn, mark, "BEGIN IMMEDIATE").await?;
+        match extend(conn, tables, id, opening.ttl, true).await {
+            Ok(Some(_)) => Ok(()),
+            Ok(None) => Err(NotOpened::Refused),
+            Err(error) => Err(NotOpened::Failed(error)),
+        }
+    }
+
+    async fn finish(
+        conn: &mut SqliteConnection,
+        tables: &Tables,
+        mark: &Arc<Hooks>,
+        id: &Identity,
+        ttl: Duration,
+    ) -> (Ending, Fit) {
+        let (why, error) = match commit(conn, tables, mark, id, ttl).await {
+            Commit::Done(remaining) => {
+                let fit = if remove_hooks(conn, mark).await { Fit::Reuse } else { Fit::Close };
+                return (Ending::Committed(Some(remaining)), fit);
+            }
+            Commit::Lost => return (Ending::RolledBack(RolledBack::Lost), Self::undo(conn, mark).await),
+            Commit::Unknown(error) => {
+                return (Ending::Unknown("SQLite's worker thread failed around COMMIT", Some(error)), Fit::Close);
+            }
+            Commit::Refused(why, error) => (why, error),
+        };
+        (Ending::RolledBack(RolledBack::Because(why, error)), Self::undo(conn, mark).await)
+    }
+
+    async fn open_read(conn: &mut SqliteConnection, mark: &Arc<Hooks>) -> Result<(), NotOpened> {
+        begin(conn, mark, "BEGIN").await?;
+        conn.execute("PRAGMA query_only = 1").await.map(drop).map_err(NotOpened::Failed)
+    }
+
+    async fn finish_read(conn: &mut SqliteConnection, mark: &Arc<Hooks>) -> (Result<(), RolledBack>, Fit) {
+        let intact = mark.0.load(SeqCst) == FORBID && Depth::get_transaction_depth(conn) == 1;
+        let fit = Self::undo(conn, mark).await;
+        (if intact { Ok(()) } else { Err(RolledBack::Because(ENDED_EARLY, None)) }, fit)
+    }
+
+    async fn undo(conn: &mut SqliteConnection, mark: &Arc<Hooks>) -> Fit {
+        while Depth::get_transaction_depth(conn) > 0 {
+            if Depth::rollback(conn).await.is_ok() {
+                continue;
+            }
+            // SQLite had ended the transaction itself and sqlx's depth sticks: give it something to roll back.
+            let given = Depth::get_transaction_depth(conn) == 1 && conn.execute("BEGIN").await.is_ok();
+            if !given || Depth::rollback(conn).await.is_err() {
+                return Fit::Close;
+            }
+        }
+        // Depth 0 inside a transaction: something of ours was dropped half-way.
+        match conn.execute("ROLLBACK").await {
+            Ok(_) => {}
+            Err(error) if message_of(&error).contains("no transaction is active") => {}
+            Err(_) => return Fit::Close,
+        }
+        let writable = conn.execute("PRAGMA query_only = 0").await.is_ok();
+        if writable && remove_hooks(conn, mark).await { Fit::Reuse } else { Fit::Close }
+    }
+
+    /// Only queues to the connection's worker thread, so that it needs no runtime; the file's lock is free at once.
+    fn start_undo(conn: &mut SqliteConnection) -> bool {
+        Depth::start_rollback(conn);
+        true
+    }
+}
+
+const NESTED: &str = "a nested transaction or savepoint was still open";
+const ENDED_EARLY: &str =
+    "SQLite had ended the transaction (a ROLLBACK or COMMIT that was not fence's, or a statement that rolls back)";
+
+const COLUMNS: &str = "l.lease_name, l.owner_token, l.fence_token, l.holder, l.progress, \
+    l.leased_until - (CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000) AS remaining_us, \
+    l.acquired_at AS acquired_at_us, l.renewed_at AS renewed_at_us";
+
+fn select_row(tables: &Tables, name: &LeaseName) -> String {
+    format!("SELECT {COLUMNS} FROM {} l WHERE l.lease_name = {}", tables.leases(), text(name.as_str()))
+}
+
+fn text(value: &str) -> String {
+    if is_plain(value) { format!("'{value}'") } else { format!("CAST(X'{}' AS TEXT)", hex(value)) }
+}
+
+fn is_held(id: &Identity) -> String {
+    let (name, owner) = (text(id.name.as_str()), id.owner);
+    format!("lease_name = {name} AND owner_token = '{owner}' AND fence_token = {}", id.token)
+}
+
+fn after(ttl: Duration) -> String {
+    format!("{NOW} + {}", ttl.as_micros())
+}
+
+fn lease_row(row: SqliteRow) -> Result<LeaseRow, sqlx::Error> {
+    Ok(LeaseRow {
+        name: row.try_get("lease_name")?,
+        owner: row.try_get("owner_token")?,
+        token: row.try_get("fence_token")?,
+        holder: row.try_get("holder")?,
+        remaining_us: row.try_get("remaining_us")?,
+        acquired_at_us: row.try_get("acquired_at_us")?,
+        renewed_at_us: row.try_get("renewed_at_us")?,
+        progress: row.try_get("progress")?,
+    })
+}
+
+/// A transaction of its own; returns the rows of its statements. After an error the connection must be closed.
+async fn short(conn: &mut SqliteConnection, statements: &[String]) -> Result<Vec<SqliteRow>, sqlx::Error> {
+    Depth::begin(conn, Some("BEGIN IMMEDIATE".into_sql_str())).await?;
+    let sql = statements.join("; ");
+    let rows = conn.fetch_all(sqlx::raw_sql(AssertSqlSafe(sql))).await?;
+    Depth::commit(conn).await?;
+    Ok(rows)
+}
+
+async fn begin(conn: &mut SqliteConnection, mark: &Arc<Hooks>, statement: &'static str) -> Result<(), NotOpened> {
+    {
+        let mut handle = conn.lock_handle().await.map_err(NotOpened::Failed)?;
+        let (commits, rollbacks) = (mark.clone(), mark.clone());
+        handle.set_commit_hook(move || matches!(commits.0.load(SeqCst), OFF | ARMED));
+        // Whatever rolls back before we ask for it has ended our transaction: nothing may be committed after it.
+        handle.set_rollback_hook(move || {
+            let _ = rollbacks.0.compare_exchange(FORBID, DEAD, SeqCst, SeqCst);
+        });
+    }
+    match Depth::begin(conn, Some(statement.into_sql_str())).await {
+        Ok(()) => Ok(()),
+        Err(error) if is_nested_begin(&error) => Err(NotOpened::Stray),
+        Err(error) => Err(NotOpened::Failed(error)),
+    }
+}
+
+/// The guard: a renewal inside the transaction. At the end the expiry is no matter, since nobody can have taken over.
+async fn extend(
+    conn: &mut SqliteConnection,
+    tables: &Tables,
+    id: &Identity,
+    ttl: Duration,
+    only_live: bool,
+) -> Result<Option<Duration>, sqlx::Error> {
+    let (t, until) = (tables.leases(), after(ttl));
+    let live = if only_live { format!(" AND leased_until > {NOW}") } else { String::new() };
+    let sql = format!(
+        "UPDATE {t} SET leased_until = max(leased_until, {until}), renewed_at = {NOW} WHERE {}{live} RETURNING leased_until - {NOW}",
+        is_held(id)
+    );
+    let remaining: Option<i64> =
+        conn.fetch_optional(sqlx::raw_sql(AssertSqlSafe(sql))).await?.map(|row| row.try_get(0)).transpose()?;
+    Ok(remaining.map(|us| Duration::from_micros(us.try_into().unwrap_or(0))))
+}
+
+enum Commit {
+    Done(Duration),
+    Lost,
+    Refused(&'static str, Option<sqlx::Error>),
+    Unknown(sqlx::Error),
+}
+
+async fn commit(
+    conn: &mut SqliteConnection,
+    tables: &Tables,
+    mark: &Arc<Hooks>,
+    id: &Identity,
+    ttl: Duration,
+) -> Commit {
+    if mark.0.load(SeqCst) != FORBID {
+        return Commit::Refused(ENDED_EARLY, None);
+    }
+    if Depth::get_transaction_depth(conn) != 1 {
+        return Commit::Refused(NESTED, None);
+    }
+    let remaining = match extend(conn, tables, id, ttl, false).await {
+        Ok(Some(remaining)) => remaining,
+        Ok(None) => return Commit::Lost,
+        Err(error) => return Commit::Refused("the lease could not be renewed before COMMIT", Some(error)),
+    };
+    if mark.0.compare_exchange(FORBID, ARMED, SeqCst, SeqCst).is_err() {
+        return Commit::Refused(ENDED_EARLY, None);
+    }
+    // A reader can be in the way of the COMMIT: the transaction stays open, and asking again is right.
+    for _ in 0..COMMIT_TRIES {
+        match Depth::commit(conn).await {
+            Ok(()) => return Commit::Done(remaining),
+            Err(error) if is_busy(&error) => tokio::time::sleep(Duration::from_millis(20)).await,
+            Err(error) if error.as_database_error().is_some() => {
+                mark.0.store(FORBID, SeqCst);
+                return Commit::Refused("SQLite refused the commit", Some(error));
+            }
+            Err(error) => return Commit::Unknown(error),
+        }
+    }
+    mark.0.store(FORBID, SeqCst);
+    Commit::Refused("readers were in the way of COMMIT for too long", None)
+}
+
+/// Hooks live as long as the connection and would refuse its next user. Off first: the removal may fail.
+async fn remove_hooks(conn: &mut SqliteConnection, mark: &Hooks) -> bool {
+    mark.0.store(OFF, SeqCst);
+    match conn.lock_handle().await {
+        Ok(mut handle) => {
+            handle.remove_commit_hook();
+            handle.remove_rollback_hook();
+            true
+        }
+        Err(_) => false,
+    }
+}
+
+fn message_of(error: &sqlx::Error) -> &str {
+    error.as_database_error().map_or("", DatabaseError::message)
+}
+
+fn is_nested_begin(error: &sqlx::Error) -> bool {
+    message_of(error).contains("within a transaction")
+}
+
+/// SQLITE_BUSY in any of its extended forms.
+fn is_busy(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(DatabaseError::code);
+    code.and_then(|code| code.parse::<i32>().ok()).is_some_and(|code| code & 0xff == BUSY)
+}

@@ -1,0 +1,61 @@
+//! The keeper: one thread, one runtime and one connection of its own for each [`Fence`](crate::Fence), so that neither a blocked executor
+//! nor an exhausted pool stops a renewal.
+//!
+//! It renews, notices losses, and releases: a release waits for the renewal in flight because both go through the same connection.
+
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot};
+
+use crate::{
+    Backend,
+    backend::{Options, Tables},
+    error::{Error, ErrorKind},
+    term::Term,
+};
+
+mod tick;
+
+/// A handle on the keeper's thread. The thread ends when the last handle is gone and nothing is left to release.
+#[derive(Clone)]
+pub(crate) struct Keeper(mpsc::UnboundedSender<Command>);
+
+enum Command {
+    Keep(Arc<Term>),
+    Release(Arc<Term>, Option<oneshot::Sender<()>>),
+}
+
+impl Keeper {
+    pub(crate) fn start<DB: Backend>(options: Options<DB>, tables: Tables) -> Result<Self, Error> {
+        let failed = |what: &str, error: std::io::Error| {
+            Error::new(ErrorKind::Config, format!("the keeper's {what} could not be started: {error}"))
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| failed("runtime", error))?;
+        let (sender, commands) = mpsc::unbounded_channel();
+        std::thread::Builder::new()
+            .name("fence-keeper".into())
+            .spawn(move || runtime.block_on(tick::keep::<DB>(options, tables, commands)))
+            .map_err(|error| failed("thread", error))?;
+        Ok(Self(sender))
+    }
+
+    pub(crate) fn keep(&self, term: Arc<Term>) {
+        // The thread outlives every handle, unless it panicked: then nothing is renewed and the database refuses what comes too late.
+        let _ = self.0.send(Command::Keep(term));
+    }
+
+    /// Releases in the background.
+    pub(crate) fn release(&self, term: Arc<Term>) {
+        let _ = self.0.send(Command::Release(term, None));
+    }
+
+    /// Resolves when the lease is released, or when that is no longer possible because its term is over.
+    pub(crate) async fn released(&self, term: Arc<Term>) {
+        let (done, released) = oneshot::channel();
+        let _ = self.0.send(Command::Release(term, Some(done)));
+        let _ = released.await;
+    }
+}

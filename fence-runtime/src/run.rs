@@ -1,0 +1,311 @@
+//! Acquire, run, release: one run of a job, and what can come of it.
+
+use std::{fmt, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
+use futures_util::FutureExt;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{debug, info};
+
+use crate::{
+    Backend, FenceCtx,
+    backend::{Identity, LeaseRow, Protocol},
+    error::{Error, ErrorKind},
+    fence::Shared,
+    job::FencedJob,
+    lease::{FenceToken, Lease, LeaseName, OnLost, OwnerToken, Terms},
+    term::{Holding, LastTx, Term},
+    time::jittered,
+};
+
+/// How long a finished run waits for its lease to be released; after that the keeper goes on trying without it.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a waiting run sleeps at most before it asks again.
+const POLL: Duration = Duration::from_secs(1);
+
+/// Why [`Fence::run`](crate::Fence::run) does not return what the job returned.
+///
+/// An unknown commit outranks a lost lease, which outranks everything that follows from it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum RunError<E> {
+    /// Another instance holds the lease: normal. The job was not started.
+    Contended(Contended),
+    /// The lease was lost while the job ran; nothing of ours was written after that.
+    Lost {
+        /// How it was lost.
+        error: Error,
+        /// What the job returned, if it came to an end by itself.
+        job: Option<E>,
+        /// How its last fenced transaction had ended.
+        last: LastTransaction,
+    },
+    /// Whether the last fenced transaction was committed is unknown: read its rows before you repeat the work.
+    Unknown {
+        /// What happened around COMMIT.
+        error: Error,
+        /// What the job returned, if it came to an end by itself with an error.
+        job: Option<E>,
+    },
+    /// The job returned `Ok`, but its last fenced transaction was not committed: nothing of that was written.
+    Uncommitted(Error),
+    /// The job returned this error.
+    Job(E),
+    /// The job could not be started.
+    Fence(Error),
+}
+
+/// How the last fenced transaction of a run ended that had something to commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LastTransaction {
+    /// There was none.
+    None,
+    /// It was committed.
+    Committed,
+    /// It was rolled back.
+    RolledBack,
+}
+
+/// Who holds a lease that we asked for.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Contended {
+    /// The lease.
+    pub lease: LeaseName,
+    /// The holder's label.
+    pub holder: String,
+    /// The holder's fencing token.
+    pub fence_token: i64,
+    /// How long the holder's lease lives without renewal, by the database's clock. Zero: it has expired, but a fenced transaction of the
+    /// holder is still open, or somebody is taking over.
+    pub remaining: Duration,
+}
+
+impl<E> RunError<E> {
+    /// Another instance holds the lease.
+    #[must_use]
+    pub fn is_contended(&self) -> bool {
+        matches!(self, Self::Contended(_))
+    }
+
+    /// The lease was lost while the job ran.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Self::Lost { .. })
+    }
+
+    /// Whether the last fenced transaction was committed is unknown.
+    #[must_use]
+    pub fn is_unknown(&self) -> bool {
+        matches!(self, Self::Unknown { .. })
+    }
+
+    /// The job returned `Ok` without committing its last fenced transaction.
+    #[must_use]
+    pub fn is_uncommitted(&self) -> bool {
+        matches!(self, Self::Uncommitted(_))
+    }
+
+    /// What the job itself returned, if it did.
+    #[must_use]
+    pub fn into_job(self) -> Option<E> {
+        match self {
+            Self::Job(error) => Some(error),
+            Self::Lost { job, .. } | Self::Unknown { job, .. } => job,
+            Self::Contended(_) | Self::Uncommitted(_) | Self::Fence(_) => None,
+        }
+    }
+}
+
+impl<E: fmt::Display> fmt::Display for RunError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Contended(contended) => contended.fmt(f),
+            Self::Lost { error, job: Some(job), .. } | Self::Unknown { error, job: Some(job) } => {
+                write!(f, "{error} (the job returned: {job})")
+            }
+            Self::Lost { error, .. } | Self::Unknown { error, .. } | Self::Uncommitted(error) | Self::Fence(error) => {
+                error.fmt(f)
+            }
+            Self::Job(error) => error.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Contended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { lease, holder, fence_token, remaining } = self;
+        write!(f, "lease {:?} is held by {holder:?} with fencing token {fence_token}", lease.as_str())?;
+        if remaining.is_zero() {
+            f.write_str(
+                "; it has expired, but a fenced transaction of its holder is still open or somebody is taking over",
+            )
+        } else {
+            write!(f, " for {remaining:.1?} more without renewal")
+        }
+    }
+}
+
+// Not `E: Error`, which would shut out anyhow, eyre and boxed errors.
+impl<E: fmt::Debug + fmt::Display> std::error::Error for RunError<E> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Lost { error, .. } | Self::Unknown { error, .. } | Self::Uncommitted(error) | Self::Fence(error) => {
+                error.source()
+            }
+            Self::Contended(_) | Self::Job(_) => None,
+        }
+    }
+}
+
+pub(crate) async fn run<DB: Backend, J: FencedJob<Db = DB>>(
+    shared: Arc<Shared<DB>>,
+    job: J,
+) -> Result<J::Output, RunError<J::Error>> {
+    let lease = job.lease();
+    let (name, terms) = lease
+        .lease_name()
+        .and_then(|name| Ok((name, Terms::new(job.options(), shared.default_ttl)?)))
+        .map_err(RunError::Fence)?;
+    let holding = acquire(&shared, name, terms, job.name()).await?;
+    let ctx = FenceCtx::new(shared, holding.clone(), lease);
+    let ended = drive(&ctx, job).await;
+    // A commit that was dropped half-way goes on: its outcome is part of ours.
+    holding.settled().await;
+    let released = timeout(RELEASE_PATIENCE, holding.released());
+    match ended {
+        Ended::Panicked(panic) => {
+            let _ = released.await;
+            std::panic::resume_unwind(panic)
+        }
+        Ended::Returned(result) => {
+            let judged = judge(&holding, Some(result));
+            let _ = released.await;
+            judged
+        }
+        Ended::Dropped => {
+            let judged = judge(&holding, None);
+            let _ = released.await;
+            judged
+        }
+    }
+}
+
+enum Ended<T, E> {
+    Returned(Result<T, E>),
+    /// Because the lease was lost.
+    Dropped,
+    Panicked(Box<dyn std::any::Any + Send>),
+}
+
+/// The job's future is gone completely when this returns: only then may the lease be released.
+async fn drive<DB: Backend, J: FencedJob<Db = DB>>(ctx: &FenceCtx<DB, J::Lease>, job: J) -> Ended<J::Output, J::Error> {
+    let mut body = Box::pin(AssertUnwindSafe(job.run(ctx)).catch_unwind());
+    tokio::select! {
+        biased;
+        result = &mut body => match result {
+            Ok(result) => Ended::Returned(result),
+            Err(panic) => Ended::Panicked(panic),
+        },
+        () = ctx.lost(), if ctx.on_lost() == OnLost::Drop => Ended::Dropped,
+    }
+}
+
+/// Decides from what the fence knows, never from the type of the job's error. `None`: the job was dropped.
+fn judge<T, E>(term: &Term, result: Option<Result<T, E>>) -> Result<T, RunError<E>> {
+    let id = &term.id;
+    let error = |kind, message: String| Error::new(kind, message).of(&id.name, Some(id.token));
+    let last = match term.last() {
+        _ if term.has_open_transaction() => LastTx::Abandoned("it was leaked: neither committed nor dropped"),
+        last => last,
+    };
+    match (result, last, term.loss()) {
+        (result, LastTx::Unknown(why), _) => {
+            Err(RunError::Unknown { error: error(ErrorKind::Unknown, why), job: result.and_then(Result::err) })
+        }
+        // The last word was a commit: that the lease ended after it changes nothing.
+        (Some(Ok(value)), LastTx::Committed, _) => Ok(value),
+        (result, last, Some(loss)) => {
+            let last = match last {
+                LastTx::None => LastTransaction::None,
+                LastTx::Committed => LastTransaction::Committed,
+                LastTx::RolledBack | LastTx::Abandoned(_) | LastTx::Unknown(_) => LastTransaction::RolledBack,
+            };
+            Err(RunError::Lost { error: loss.error(id), job: result.and_then(Result::err), last })
+        }
+        (Some(Ok(_)), LastTx::Abandoned(why), None) => Err(RunError::Uncommitted(error(
+            ErrorKind::RolledBack,
+            format!("the job returned Ok, but its last fenced transaction was not committed: {why}"),
+        ))),
+        (Some(result), _, None) => result.map_err(RunError::Job),
+        // Dropped only for a loss, which is answered above.
+        (None, _, None) => Err(RunError::Fence(error(ErrorKind::Lost, "the job was dropped".into()))),
+    }
+}
+
+async fn acquire<DB: Backend, E>(
+    shared: &Arc<Shared<DB>>,
+    name: LeaseName,
+    terms: Terms,
+    job: &'static str,
+) -> Result<Holding, RunError<E>> {
+    let started = Instant::now();
+    loop {
+        let contended = match try_acquire(shared, &name, terms, job).await.map_err(RunError::Fence)? {
+            Acquired::Ours(holding) => return Ok(holding),
+            Acquired::Theirs(contended) => contended,
+        };
+        let left = terms.wait.saturating_sub(started.elapsed());
+        if left.is_zero() {
+            debug!(lease = %name, holder = contended.holder, "lease contended");
+            return Err(RunError::Contended(contended));
+        }
+        let nap = contended.remaining.clamp(Duration::from_millis(20), POLL).min(left);
+        sleep(jittered(nap)).await;
+    }
+}
+
+enum Acquired {
+    Ours(Holding),
+    Theirs(Contended),
+}
+
+/// Dropped half-way it goes on in the background, and what it acquires is released at once.
+async fn try_acquire<DB: Backend>(
+    shared: &Arc<Shared<DB>>,
+    name: &LeaseName,
+    terms: Terms,
+    job: &'static str,
+) -> Result<Acquired, Error> {
+    let owner = OwnerToken::fresh();
+    let (inner, lease) = (shared.clone(), name.clone());
+    let acquired = shared
+        .once("the lease could not be acquired", move |conn| {
+            let (shared, name) = (inner.clone(), lease.clone());
+            Box::pin(async move {
+                let sent = Instant::now();
+                let row = DB::Protocol::acquire(conn, &shared.tables, &name, owner, terms.ttl, &shared.holder).await?;
+                // Another's insert of the same row was rolled back in between.
+                let row = row.ok_or(sqlx::Error::RowNotFound)?;
+                // Fresh for this acquisition: a retry after a lost answer finds what the first try has won.
+                if row.owner != owner.to_string() {
+                    return Ok(Ok(Acquired::Theirs(theirs(name, row))));
+                }
+                Ok(FenceToken::from_database(row.token).map(|token| {
+                    let term = Term::new(Identity { name, owner, token }, terms, job, sent, row.remaining());
+                    Acquired::Ours(Holding::new(term, shared.keeper.clone()))
+                }))
+            })
+        })
+        .await
+        .and_then(|acquired| acquired)
+        .map_err(|error| error.of(name, None))?;
+    if let Acquired::Ours(holding) = &acquired {
+        info!(lease = %name, token = %holding.id.token, job, "lease acquired");
+    }
+    Ok(acquired)
+}
+
+fn theirs(lease: LeaseName, row: LeaseRow) -> Contended {
+    Contended { lease, fence_token: row.token, remaining: row.remaining(), holder: row.holder }
+}

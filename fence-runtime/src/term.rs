@@ -1,0 +1,295 @@
+//! One term of a lease in this process: until when it may be relied on, whether it is lost, and how its transactions ended.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{sync::watch, time::Instant};
+
+use crate::{
+    backend::{Identity, LeaseRow},
+    error::{Error, ErrorKind},
+    keeper::Keeper,
+    lease::Terms,
+};
+
+/// Why a term ended before the job did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Loss {
+    /// Somebody took over, or an operator revoked it.
+    Superseded { token: i64, holder: String },
+    /// The database's clock passed the expiry before a renewal came.
+    Expired,
+    /// The row is not in the table any more, or its token was set back.
+    RowGone,
+    /// No renewal was confirmed in time; whether the lease is still ours is unknown, so we do not rely on it.
+    Unconfirmed,
+}
+
+impl Loss {
+    /// What the row says about a term that a renewal or a guard did not find.
+    pub(crate) fn read(id: &Identity, row: Option<&LeaseRow>) -> Option<Self> {
+        match row {
+            None => Some(Self::RowGone),
+            Some(row) if row.token < id.token.get() => Some(Self::RowGone),
+            Some(row) if !row.is_of(id) => Some(Self::Superseded { token: row.token, holder: row.holder.clone() }),
+            Some(row) if row.remaining_us <= 0 => Some(Self::Expired),
+            Some(_) => None,
+        }
+    }
+
+    pub(crate) fn error(&self, id: &Identity) -> Error {
+        Error::new(ErrorKind::Lost, format!("lost: {self}; nothing was written")).of(&id.name, Some(id.token))
+    }
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Superseded { token, holder } if holder.is_empty() => {
+                write!(f, "superseded by fencing token {token} (revoked)")
+            }
+            Self::Superseded { token, holder } => write!(f, "superseded by fencing token {token}, held by {holder:?}"),
+            Self::Expired => f.write_str("expired or revoked: no renewal came in time"),
+            Self::RowGone => {
+                f.write_str("its row was deleted or its token set back; look for a restored or truncated table")
+            }
+            Self::Unconfirmed => f.write_str("no renewal was confirmed in time, so the lease cannot be relied on"),
+        }
+    }
+}
+
+/// How the last writing transaction of a run ended.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum LastTx {
+    #[default]
+    None,
+    Committed,
+    /// As the job asked, or as it was told by an error that it has seen.
+    RolledBack,
+    /// Nobody asked for it: dropped, or its commit refused.
+    Abandoned(&'static str),
+    Unknown(String),
+}
+
+/// What the job, its transactions and the keeper share.
+pub(crate) struct Term {
+    pub(crate) id: Identity,
+    pub(crate) terms: Terms,
+    pub(crate) job: &'static str,
+    clock: Mutex<Clock>,
+    lost: watch::Sender<Option<Loss>>,
+    last: Mutex<LastTx>,
+    transactions: watch::Sender<Transactions>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Transactions {
+    /// In the job's hands.
+    open: usize,
+    /// Beginning or ending, wherever that is being driven.
+    moving: usize,
+}
+
+struct Clock {
+    deadline: Instant,
+    /// Transactions that keep everybody from taking over, and the keeper from renewing.
+    suspended: usize,
+}
+
+/// The database measures with its clock and we with ours: a little less than it said.
+fn margin(remaining: Duration) -> Duration {
+    (remaining / 20).clamp(Duration::from_millis(5), Duration::from_millis(500))
+}
+
+impl Term {
+    pub(crate) fn new(id: Identity, terms: Terms, job: &'static str, sent: Instant, remaining: Duration) -> Self {
+        let clock = Clock { deadline: deadline(sent, remaining), suspended: 0 };
+        Self {
+            id,
+            terms,
+            job,
+            clock: Mutex::new(clock),
+            lost: watch::Sender::new(None),
+            last: Mutex::default(),
+            transactions: watch::Sender::default(),
+        }
+    }
+
+    /// A renewal was confirmed: `remaining` by the database's clock, counted from when the request was sent.
+    pub(crate) fn renewed(&self, sent: Instant, remaining: Duration) {
+        let mut clock = lock(&self.clock);
+        clock.deadline = clock.deadline.max(deadline(sent, remaining));
+    }
+
+    /// When the term may no longer be relied on. `None`: nobody can take over at present.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let clock = lock(&self.clock);
+        (clock.suspended == 0).then_some(clock.deadline)
+    }
+
+    pub(crate) fn remaining(&self) -> Duration {
+        if self.loss().is_some() {
+            return Duration::ZERO;
+        }
+        lock(&self.clock).deadline.saturating_duration_since(Instant::now())
+    }
+
+    /// The first loss counts. True: this was it.
+    pub(crate) fn lose(&self, loss: Loss) -> bool {
+        self.lost.send_if_modified(|lost| {
+            let first = lost.is_none();
+            if first {
+                *lost = Some(loss);
+            }
+            first
+        })
+    }
+
+    pub(crate) fn loss(&self) -> Option<Loss> {
+        self.lost.borrow().clone()
+    }
+
+    pub(crate) async fn lost(&self) {
+        // The sender lives in `self`, so it cannot be closed.
+        let _ = self.lost.subscribe().wait_for(Option::is_some).await;
+    }
+
+    fn set_last(&self, outcome: LastTx) {
+        *lock(&self.last) = outcome;
+    }
+
+    pub(crate) fn last(&self) -> LastTx {
+        lock(&self.last).clone()
+    }
+
+    /// Waits until no transaction of this term is beginning or ending.
+    pub(crate) async fn settled(&self) {
+        let _ = self.transactions.subscribe().wait_for(|transactions| transactions.moving == 0).await;
+    }
+
+    /// A transaction that outlives its job's future can only have been leaked.
+    pub(crate) fn has_open_transaction(&self) -> bool {
+        self.transactions.borrow().open > 0
+    }
+}
+
+fn deadline(sent: Instant, remaining: Duration) -> Instant {
+    sent + remaining.saturating_sub(margin(remaining))
+}
+
+/// A panic elsewhere leaves these plain values usable.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whoever holds the lease: the last clone to go has the keeper release it.
+#[derive(Clone)]
+pub(crate) struct Holding(Arc<Held>);
+
+struct Held {
+    term: Arc<Term>,
+    keeper: Keeper,
+}
+
+impl Holding {
+    /// From here on the keeper renews the lease.
+    pub(crate) fn new(term: Term, keeper: Keeper) -> Self {
+        let term = Arc::new(term);
+        keeper.keep(term.clone());
+        Self(Arc::new(Held { term, keeper }))
+    }
+
+    /// Resolves when the lease is released, or cannot be any more.
+    pub(crate) async fn released(&self) {
+        self.0.keeper.released(self.0.term.clone()).await;
+    }
+}
+
+impl std::ops::Deref for Holding {
+    type Target = Term;
+
+    fn deref(&self) -> &Term {
+        &self.0.term
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.keeper.release(self.term.clone());
+    }
+}
+
+/// One transaction in the books of its term, from before it begins until it has ended completely.
+pub(crate) struct OpenTx {
+    holding: Holding,
+    open: bool,
+    suspends: bool,
+    /// What the run shall know of it, if nothing better is said before it is dropped.
+    if_dropped: Option<LastTx>,
+}
+
+impl OpenTx {
+    pub(crate) fn beginning(holding: Holding) -> Self {
+        holding.transactions.send_modify(|transactions| transactions.moving += 1);
+        Self { holding, open: false, suspends: false, if_dropped: None }
+    }
+
+    /// It is open; `suspend`: nobody can take over (or renew) until it ends, so the local deadline stands still.
+    pub(crate) fn opened(&mut self, suspend: bool) {
+        self.open = true;
+        self.holding.transactions.send_modify(|transactions| {
+            transactions.moving -= 1;
+            transactions.open += 1;
+        });
+        if suspend {
+            self.suspends = true;
+            lock(&self.holding.0.term.clock).suspended += 1;
+        }
+    }
+
+    pub(crate) fn ending(&mut self) {
+        if std::mem::take(&mut self.open) {
+            self.holding.transactions.send_modify(|transactions| {
+                transactions.open -= 1;
+                transactions.moving += 1;
+            });
+        }
+    }
+
+    /// There is something to commit, or it is being committed.
+    pub(crate) fn if_dropped(&mut self, outcome: LastTx) {
+        self.if_dropped = Some(outcome);
+    }
+
+    pub(crate) fn ended(&mut self, outcome: LastTx) {
+        self.if_dropped = None;
+        self.holding.set_last(outcome);
+    }
+
+    /// As the job asked: noted only if there was something to commit.
+    pub(crate) fn rolled_back(&mut self) {
+        if self.if_dropped.take().is_some() {
+            self.holding.set_last(LastTx::RolledBack);
+        }
+    }
+
+    pub(crate) fn term(&self) -> &Term {
+        &self.holding
+    }
+}
+
+impl Drop for OpenTx {
+    fn drop(&mut self) {
+        if let Some(outcome) = self.if_dropped.take() {
+            self.holding.set_last(outcome);
+        }
+        if self.suspends {
+            lock(&self.holding.0.term.clock).suspended -= 1;
+        }
+        self.ending();
+        self.holding.transactions.send_modify(|transactions| transactions.moving -= 1);
+    }
+}
