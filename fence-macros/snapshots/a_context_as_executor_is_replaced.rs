@@ -1,0 +1,43 @@
+fn job() -> impl ::fence_runtime::__private::FencedJob<
+    Db = <FenceCtx<Sqlite> as ::fence_runtime::__private::Context>::Db,
+    Lease = <FenceCtx<Sqlite> as ::fence_runtime::__private::Context>::Lease,
+    Output = <sqlx::Result<()> as ::fence_runtime::__private::Fallible>::Ok,
+    Error = <sqlx::Result<()> as ::fence_runtime::__private::Fallible>::Err,
+> {
+    use ::fence_runtime::__private as __fence;
+    #[allow(clippy::unused_async)]
+    async fn __fenced_job(ctx: &FenceCtx<Sqlite>) -> sqlx::Result<()> {
+        sqlx::query("UPDATE x")
+            .execute(
+                ::core::compile_error!(
+                    "a job's context is not an executor: write in `ctx.transaction(async |tx| …)` and pass `tx.executor()`, read through `ctx.read()`, or give a single statement to `ctx.execute(query)`"
+                ),
+            )
+            .await?;
+        Ok(())
+    }
+    #[allow(non_camel_case_types)]
+    struct __Fenced_job();
+    impl __fence::FencedJob for __Fenced_job {
+        type Db = <FenceCtx<Sqlite> as __fence::Context>::Db;
+        type Lease = <FenceCtx<Sqlite> as __fence::Context>::Lease;
+        type Output = <sqlx::Result<()> as __fence::Fallible>::Ok;
+        type Error = <sqlx::Result<()> as __fence::Fallible>::Err;
+        fn name(&self) -> &'static ::core::primitive::str {
+            ::core::concat!(::core::module_path!(), "::", "job")
+        }
+        fn lease(&self) -> Self::Lease {
+            __fence::untyped("a")
+        }
+        fn options(&self) -> __fence::LeaseOptions {
+            __fence::LeaseOptions::new()
+        }
+        async fn run(
+            self,
+            ctx: &__fence::FenceCtx<Self::Db, Self::Lease>,
+        ) -> ::core::result::Result<Self::Output, Self::Error> {
+            __fenced_job(ctx).await
+        }
+    }
+    __Fenced_job()
+}

@@ -1,0 +1,42 @@
+fn job() -> impl ::fence_runtime::__private::FencedJob<
+    Db = <FenceCtx<Sqlite> as ::fence_runtime::__private::Context>::Db,
+    Lease = <FenceCtx<Sqlite> as ::fence_runtime::__private::Context>::Lease,
+    Output = <Result<(), Error> as ::fence_runtime::__private::Fallible>::Ok,
+    Error = <Result<(), Error> as ::fence_runtime::__private::Fallible>::Err,
+> {
+    use ::fence_runtime::__private as __fence;
+    #[allow(clippy::unused_async)]
+    async fn __fenced_job(ctx: &FenceCtx<Sqlite>) -> Result<(), Error> {
+        Ok(())
+    }
+    #[allow(non_camel_case_types)]
+    struct __Fenced_job();
+    impl __fence::FencedJob for __Fenced_job {
+        type Db = <FenceCtx<Sqlite> as __fence::Context>::Db;
+        type Lease = <FenceCtx<Sqlite> as __fence::Context>::Lease;
+        type Output = <Result<(), Error> as __fence::Fallible>::Ok;
+        type Error = <Result<(), Error> as __fence::Fallible>::Err;
+        fn name(&self) -> &'static ::core::primitive::str {
+            ::core::concat!(::core::module_path!(), "::", "job")
+        }
+        fn lease(&self) -> Self::Lease {
+            __fence::untyped("")
+        }
+        fn options(&self) -> __fence::LeaseOptions {
+            __fence::LeaseOptions::new()
+        }
+        async fn run(
+            self,
+            ctx: &__fence::FenceCtx<Self::Db, Self::Lease>,
+        ) -> ::core::result::Result<Self::Output, Self::Error> {
+            __fenced_job(ctx).await
+        }
+    }
+    __Fenced_job()
+}
+::core::compile_error! {
+    "unknown option `leese`; did you mean `lease`?"
+}
+::core::compile_error! {
+    "`ttl` has no unit: write \"1s\" or \"1ms\""
+}
