@@ -1,8 +1,11 @@
 //! Acquire, run, release: one run of a job, and what can come of it.
 
-use std::{fmt, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{fmt, future::pending, panic::AssertUnwindSafe, pin::pin, sync::Arc, time::Duration};
 
-use futures_util::FutureExt;
+use futures_util::{
+    FutureExt,
+    future::{Either, select},
+};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info};
 
@@ -200,14 +203,18 @@ enum Ended<T, E> {
 
 /// The job's future is gone completely when this returns: only then may the lease be released.
 async fn drive<DB: Backend, J: FencedJob<Db = DB>>(ctx: &FenceCtx<DB, J::Lease>, job: J) -> Ended<J::Output, J::Error> {
-    let mut body = Box::pin(AssertUnwindSafe(job.run(ctx)).catch_unwind());
-    tokio::select! {
-        biased;
-        result = &mut body => match result {
-            Ok(result) => Ended::Returned(result),
-            Err(panic) => Ended::Panicked(panic),
-        },
-        () = ctx.lost(), if ctx.on_lost() == OnLost::Drop => Ended::Dropped,
+    let body = Box::pin(AssertUnwindSafe(job.run(ctx)).catch_unwind());
+    let lost = pin!(async {
+        match ctx.on_lost() {
+            OnLost::Drop => ctx.lost().await,
+            OnLost::Signal => pending().await,
+        }
+    });
+    // The body is polled first: a job that has ended is not lost any more.
+    match select(body, lost).await {
+        Either::Left((Ok(result), _)) => Ended::Returned(result),
+        Either::Left((Err(panic), _)) => Ended::Panicked(panic),
+        Either::Right(((), _body)) => Ended::Dropped,
     }
 }
 

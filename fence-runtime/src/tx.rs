@@ -66,8 +66,10 @@ const BEGIN_TRIES: usize = 10;
 #[must_use = "a fenced transaction that is dropped writes nothing: `commit` it"]
 pub struct FencedTx<'c, DB: Backend, L = Untyped> {
     open: Open<DB>,
-    fenced_by: PhantomData<(&'c (), fn() -> L)>,
+    fenced_by: PhantomData<FencedBy<'c, L>>,
 }
+
+type FencedBy<'c, L> = (&'c (), fn() -> L);
 
 impl<'c, DB: Backend, L> FencedTx<'c, DB, L> {
     pub(crate) fn new(open: Open<DB>) -> Self {

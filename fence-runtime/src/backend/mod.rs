@@ -1,5 +1,8 @@
 //! What a database must be able to do, and the words in which it answers. All SQL is in the modules below this one.
 
+// Each database reads its own part of these words.
+#![cfg_attr(not(all(feature = "postgres", feature = "sqlite")), allow(dead_code))]
+
 use std::{future::Future, time::Duration};
 
 use sqlx::{Database, Executor, IntoArguments, Pool};
@@ -288,7 +291,7 @@ pub trait Protocol: Sized + Send + Sync + 'static {
 }
 
 /// A connection of a protocol's database.
-pub type Conn<P> = <<P as Protocol>::Db as Database>::Connection;
+pub(crate) type Conn<P> = <<P as Protocol>::Db as Database>::Connection;
 
 /// The mark of a database's transactions.
 pub(crate) type MarkOf<DB> = <<DB as Backend>::Protocol as Protocol>::Mark;
