@@ -1,0 +1,20 @@
+//! What the tests of fence stand on: [fresh databases](servers), [sessions](stepper) and [holders of a lease](owner)
+//! driven step by step, and a [proxy](proxy) that disturbs and counts.
+//!
+//! ```ignore
+//! conformance! { a_takeover_raises_the_token }
+//!
+//! async fn a_takeover_raises_the_token<D: TestDb>(db: D) { … }        // postgres::…, sqlite::…, sqlite_rollback::…
+//!
+//! #[tokio::test]
+//! async fn postgres_only() {
+//!     let Some(db) = postgres().await else { return };                // a skip has been reported
+//! }
+//! ```
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+pub mod owner;
+pub mod proxy;
+pub mod servers;
+pub mod stepper;
