@@ -40,22 +40,22 @@ where
         'a,
         DB: Backend + AppSql,
         const N: usize,
-        ImplTrait0: Fn(&str) -> bool + Send,
-        ImplTrait1: Iterator<Item = &'__arg1 str> + Send,
+        ImplFn0: Fn(&str) -> bool + Send,
+        ImplIterator1: Iterator<Item = &'__arg1 str> + Send,
     >(
         &'a [String; N],
         (i64, i64),
         Vec<Row<'__arg0>>,
-        ImplTrait0,
-        Vec<ImplTrait1>,
+        ImplFn0,
+        Vec<ImplIterator1>,
         ::core::marker::PhantomData<
             fn() -> (
                 &'__arg0 (),
                 &'__arg1 (),
                 &'a (),
                 *const DB,
-                *const ImplTrait0,
-                *const ImplTrait1,
+                *const ImplFn0,
+                *const ImplIterator1,
             ),
         >,
     )
@@ -67,10 +67,10 @@ where
         'a,
         DB: Backend + AppSql,
         const N: usize,
-        ImplTrait0: Fn(&str) -> bool + Send,
-        ImplTrait1: Iterator<Item = &'__arg1 str> + Send,
+        ImplFn0: Fn(&str) -> bool + Send,
+        ImplIterator1: Iterator<Item = &'__arg1 str> + Send,
     > __fence::FencedJob
-    for __Fenced_job<'__arg0, '__arg1, 'a, DB, N, ImplTrait0, ImplTrait1>
+    for __Fenced_job<'__arg0, '__arg1, 'a, DB, N, ImplFn0, ImplIterator1>
     where
         i64: sqlx::Type<DB>,
     {
@@ -98,13 +98,29 @@ where
                     probe::<Vec<Row<'__arg0>>>().verdict()
                         | probe::<Row<'__arg0>>().verdict(),
                 );
-                admit(probe::<ImplTrait0>().verdict());
+                admit(probe::<ImplFn0>().verdict());
                 admit(
-                    probe::<Vec<ImplTrait1>>().verdict()
-                        | probe::<ImplTrait1>().verdict(),
+                    probe::<Vec<ImplIterator1>>().verdict()
+                        | probe::<ImplIterator1>().verdict(),
                 );
             }
-            __fenced_job::<DB, N>(ctx, self.0, self.1, self.2, self.3, self.4).await
+            <Result<
+                &'a str,
+                DB::Error,
+            > as __fence::Fallible>::outcome(
+                __fenced_job::<
+                    DB,
+                    N,
+                >(
+                        <FenceCtx<DB> as __fence::Context>::given(ctx),
+                        self.0,
+                        self.1,
+                        self.2,
+                        self.3,
+                        self.4,
+                    )
+                    .await,
+            )
         }
     }
     __Fenced_job::<

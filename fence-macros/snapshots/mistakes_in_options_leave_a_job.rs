@@ -29,7 +29,12 @@ fn job() -> impl ::fence_runtime::__private::FencedJob<
             self,
             ctx: &__fence::FenceCtx<Self::Db, Self::Lease>,
         ) -> ::core::result::Result<Self::Output, Self::Error> {
-            __fenced_job(ctx).await
+            <Result<
+                (),
+                Error,
+            > as __fence::Fallible>::outcome(
+                __fenced_job(<FenceCtx<Sqlite> as __fence::Context>::given(ctx)).await,
+            )
         }
     }
     __Fenced_job()

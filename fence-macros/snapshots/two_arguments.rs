@@ -42,7 +42,16 @@ pub fn reconcile<'__arg0>(
                 use __fence::{admit, probe};
                 admit(probe::<Deps>().verdict());
             }
-            __fenced_reconcile(ctx, self.0, self.1).await
+            <anyhow::Result<
+                Report,
+            > as __fence::Fallible>::outcome(
+                __fenced_reconcile(
+                        <FenceCtx<Postgres> as __fence::Context>::given(ctx),
+                        self.0,
+                        self.1,
+                    )
+                    .await,
+            )
         }
     }
     __Fenced_reconcile(deps, run)

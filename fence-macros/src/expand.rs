@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use proc_macro2::{Span, TokenStream};
+use proc_macro2::{Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, format_ident, quote, quote_spanned};
-use syn::{GenericParam, Generics, Index, Signature, Type};
+use syn::{GenericParam, Generics, Index, Signature, Type, spanned::Spanned};
 
 use crate::{
     args::{JobOptions, Lease, OnLost},
@@ -40,6 +40,12 @@ pub(crate) fn job(job: &Job) -> TokenStream {
     let marker = Marker(params.maybe_unused(sig));
     let marker_type = marker.field_type();
     let associated = associated_types(context, returns, &rt);
+    // Where the user wrote what these come from: the compiler complains there if it does not fit.
+    let run_context = in_place_of(context, quote!(&#rt::FenceCtx<Self::Db, Self::Lease>));
+    let run_result = in_place_of(returns, quote!(::core::result::Result<Self::Output, Self::Error>));
+    let lease_type = in_place_of(context, quote!(Self::Lease));
+    let given = projection(context, "Context", "given", &rt);
+    let outcome = projection(returns, "Fallible", "outcome", &rt);
 
     let name = sig.ident.to_string();
     let lease = lease(options.lease.as_ref(), &rt);
@@ -47,6 +53,13 @@ pub(crate) fn job(job: &Job) -> TokenStream {
     let checks = raw::checks(&params.list, params, &rt);
     let own_generics = turbofish(&sig.generics, 0);
     let arguments = (0..params.list.len()).map(Index::from);
+
+    let run = quote_spanned! {params::ends(returns).0=>
+        async fn run(self, ctx: #run_context) -> #run_result {
+            #checks
+            #outcome(#function #own_generics (#given(ctx), #(self.#arguments),*).await)
+        }
+    };
 
     let names = params.list.iter().map(|param| &param.name);
     let job_generics = turbofish(&params.generics, params.impl_traits.len());
@@ -71,7 +84,7 @@ pub(crate) fn job(job: &Job) -> TokenStream {
                     ::core::concat!(::core::module_path!(), "::", #name)
                 }
 
-                fn lease(&self) -> Self::Lease {
+                fn lease(&self) -> #lease_type {
                     #lease
                 }
 
@@ -79,13 +92,7 @@ pub(crate) fn job(job: &Job) -> TokenStream {
                     #lease_options
                 }
 
-                async fn run(
-                    self,
-                    ctx: &#rt::FenceCtx<Self::Db, Self::Lease>,
-                ) -> ::core::result::Result<Self::Output, Self::Error> {
-                    #checks
-                    #function #own_generics (ctx, #(self.#arguments),*).await
-                }
+                #run
             }
 
             #job_type #job_generics (#(#names,)* #marker_value)
@@ -104,18 +111,37 @@ fn constructor(job: &Job, rt: &TokenStream) -> TokenStream {
     });
     let associated = associated_types(context, returns, rt);
     // With this crate's edition, in which it captures every lifetime; the user's may be older.
-    let captures = quote_spanned!(Span::mixed_site()=> impl);
+    let captures = quote_spanned!(Span::mixed_site().located_at(returns.span())=> impl);
     quote!(fn #name #impl_generics (#(#arguments),*) -> #captures #rt::FencedJob<#(#associated),*> #where_clause)
 }
 
-/// By projection, so that aliases of the context and of the result work; the user's tokens carry their spans.
+/// By projection, so that aliases of the context and of the result work.
 fn associated_types(context: &Type, returns: &Type, rt: &TokenStream) -> [TokenStream; 4] {
-    [
-        quote!(Db = <#context as #rt::Context>::Db),
-        quote!(Lease = <#context as #rt::Context>::Lease),
-        quote!(Output = <#returns as #rt::Fallible>::Ok),
-        quote!(Error = <#returns as #rt::Fallible>::Err),
-    ]
+    let context = |member| projection(context, "Context", member, rt);
+    let returns = |member| projection(returns, "Fallible", member, rt);
+    let (db, lease, ok, err) = (context("Db"), context("Lease"), returns("Ok"), returns("Err"));
+    [quote!(Db = #db), quote!(Lease = #lease), quote!(Output = #ok), quote!(Error = #err)]
+}
+
+/// `<Type as Trait>::Member`, of which the compiler thinks that it stands where the type does: if the type does not have
+/// the trait, it says so there, and only once, because the same words in the same place are dropped.
+fn projection(ty: &Type, of: &str, member: &str, rt: &TokenStream) -> TokenStream {
+    let (first, last) = params::ends(ty);
+    let of = Ident::new(of, first);
+    let member = Ident::new(member, last);
+    let open = quote_spanned!(first=> <);
+    quote_spanned!(last=> #open #ty as #rt::#of>::#member)
+}
+
+/// Tokens that the compiler thinks to stand where the type does.
+fn in_place_of(ty: &Type, tokens: TokenStream) -> TokenStream {
+    let (first, last) = params::ends(ty);
+    let mut tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    tokens.iter_mut().for_each(|token| token.set_span(first));
+    if let Some(token) = tokens.last_mut() {
+        token.set_span(last);
+    }
+    tokens.into_iter().collect()
 }
 
 fn lease(lease: Option<&Lease>, rt: &TokenStream) -> TokenStream {

@@ -4,7 +4,7 @@ use proc_macro2::{Ident, Span};
 use quote::{ToTokens, format_ident};
 use syn::{
     FnArg, GenericParam, Generics, Lifetime, ParenthesizedGenericArguments, Pat, Signature, Type, TypeFnPtr,
-    TypeImplTrait, TypeReference, parse_quote, parse_quote_spanned,
+    TypeImplTrait, TypeParamBound, TypeReference, parse_quote, parse_quote_spanned,
     spanned::Spanned,
     visit_mut::{self, VisitMut},
 };
@@ -133,8 +133,14 @@ impl VisitMut for NameImplTraits {
         // Inside out, so that a nested one has its name when the bounds of the outer one are taken.
         visit_mut::visit_type_mut(self, ty);
         if let Type::ImplTrait(bounds) = ty {
+            // The compiler shows the name where it speaks of the parameter.
+            let first = bounds.bounds.iter().find_map(|bound| match bound {
+                TypeParamBound::Trait(bound) => bound.path.segments.last(),
+                _ => None,
+            });
+            let named = first.map(|segment| segment.ident.to_string()).unwrap_or_default();
             let span = bounds.span();
-            let name = format_ident!("ImplTrait{}", self.named.len(), span = span.resolved_at(Span::mixed_site()));
+            let name = format_ident!("Impl{named}{}", self.named.len(), span = span.resolved_at(Span::mixed_site()));
             let replaced = std::mem::replace(ty, parse_quote_spanned!(span=> #name));
             if let Type::ImplTrait(bounds) = replaced {
                 self.named.push((name, bounds));

@@ -4,7 +4,7 @@ use proc_macro2::{Ident, TokenStream};
 use quote::{quote, quote_spanned};
 use syn::{
     AngleBracketedGenericArguments, GenericArgument, PathArguments, ReturnType, Type, TypeImplTrait, TypeParamBound,
-    TypePath, punctuated::Punctuated,
+    TypePath,
 };
 
 use crate::{
@@ -32,13 +32,16 @@ fn admit(param: &Param, params: &Params) -> Option<TokenStream> {
     let mut types = Types { found: Vec::new(), impl_traits: &params.impl_traits };
     types.visit(&param.stored);
     let (first, last) = param.span;
-    let verdicts = types.found.iter().map(|ty| {
+    let mut verdicts = TokenStream::new();
+    for (index, ty) in types.found.iter().enumerate() {
+        let or = (index > 0).then(|| quote_spanned!(first=> |));
         let probe = Ident::new("probe", first);
         let call = quote_spanned!(last=> ());
-        quote!(#probe::<#ty>().verdict #call)
-    });
-    let verdicts: Punctuated<TokenStream, syn::Token![|]> = verdicts.collect();
-    (!verdicts.is_empty()).then(|| quote!(admit(#verdicts);))
+        verdicts.extend(quote_spanned!(first=> #or #probe::<#ty>().verdict #call));
+    }
+    let admit = Ident::new("admit", first);
+    let arguments = quote_spanned!(last=> (#verdicts));
+    (!verdicts.is_empty()).then(|| quote_spanned!(last=> #admit #arguments;))
 }
 
 /// The types in a type of which a value may be had: behind references, in containers, out of functions, but not the
@@ -144,9 +147,9 @@ mod tests {
             ("HashMap<String, Vec<u8>>", &["HashMap<String, Vec<u8>>", "String", "Vec<u8>"]),
             ("fn(&mut Conn) -> Out", &["Out"]),
             ("&dyn Fn(&mut Conn) -> Out", &["dyn Fn(&mut Conn) -> Out", "Out"]),
-            ("impl Iterator<Item = Row>", &["ImplTrait0", "Row"]),
-            ("impl Fn(Conn) -> Out", &["ImplTrait0", "Out"]),
-            ("Vec<impl Into<A>>", &["Vec<ImplTrait0>", "ImplTrait0", "A"]),
+            ("impl Iterator<Item = Row>", &["ImplIterator0", "Row"]),
+            ("impl Fn(Conn) -> Out", &["ImplFn0", "Out"]),
+            ("Vec<impl Into<A>>", &["Vec<ImplInto0>", "ImplInto0", "A"]),
         ] {
             assert_eq!(asked(parameter), types, "{parameter}");
         }

@@ -34,11 +34,19 @@ pub trait Context {
     type Db: Backend;
     /// The lease of the job.
     type Lease: Lease;
+
+    /// The context of the run as the function takes it: itself.
+    fn given(ctx: &FenceCtx<Self::Db, Self::Lease>) -> &Self;
 }
 
+#[diagnostic::do_not_recommend]
 impl<DB: Backend, L: Lease> Context for FenceCtx<DB, L> {
     type Db = DB;
     type Lease = L;
+
+    fn given(ctx: &FenceCtx<DB, L>) -> &Self {
+        ctx
+    }
 }
 
 /// What a job returns: the only implementor is [`Result`], whatever a user's alias calls it.
@@ -52,11 +60,21 @@ pub trait Fallible {
     type Ok: Send;
     /// What the job returns when it fails.
     type Err: Send;
+
+    /// The value as `run` returns it: itself.
+    ///
+    /// # Errors
+    /// The job's.
+    fn outcome(self) -> Result<Self::Ok, Self::Err>;
 }
 
 impl<T: Returnable, E: Returnable> Fallible for Result<T, E> {
     type Ok = T;
     type Err = E;
+
+    fn outcome(self) -> Self {
+        self
+    }
 }
 
 /// A type that a job may hand to the caller of `run`, who may be on another thread.
@@ -67,6 +85,7 @@ impl<T: Returnable, E: Returnable> Fallible for Result<T, E> {
 )]
 pub trait Returnable: Send {}
 
+#[diagnostic::do_not_recommend]
 impl<T: Send> Returnable for T {}
 
 /// What the first parameter of a terminal write refers to: the only implementor is [`FencedTx`].
@@ -77,6 +96,7 @@ impl<T: Send> Returnable for T {}
 )]
 pub trait TerminalTx {}
 
+#[diagnostic::do_not_recommend]
 impl<DB: Backend, L: Lease> TerminalTx for FencedTx<'_, DB, L> {}
 
 /// Compiles only if `T` is a [`FencedTx`].
@@ -90,6 +110,7 @@ pub fn terminal_tx<T: TerminalTx + ?Sized>() {}
 )]
 pub trait ProvesWrite {}
 
+#[diagnostic::do_not_recommend]
 impl<E> ProvesWrite for Result<Written, E> {}
 
 /// Compiles only if `T` is a `Result<Written, _>`.
