@@ -1,5 +1,5 @@
 //! What the tests of fence stand on: [fresh databases](servers), [sessions](stepper) and [holders of a lease](owner)
-//! driven step by step, and a [proxy](proxy) that disturbs and counts.
+//! driven step by step, [closures as jobs](jobs), and a [proxy](proxy) that disturbs and counts.
 //!
 //! ```ignore
 //! conformance! { a_takeover_raises_the_token }
@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod jobs;
 pub mod owner;
 pub mod proxy;
 pub mod servers;
