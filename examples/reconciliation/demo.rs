@@ -77,7 +77,7 @@ impl Heard {
     fn stale(&self) -> Stale {
         match (self.completed, self.refused) {
             (true, _) => Stale::Accepted,
-            (false, Some(Judge::Database)) => Stale::Refused,
+            (false, Some(Judge::Database | Judge::Condition)) => Stale::Refused,
             (false, _) => Stale::NotTried,
         }
     }
@@ -97,9 +97,8 @@ pub(crate) async fn show<DB: Store>(setup: &Setup<DB>) -> anyhow::Result<bool> {
     // It will find this line when it wakes up, as it would have found the next statement of its code.
     a.send(GO_ON).await?;
     let lease = setup.lease().await?;
-    let again = if tries == 1 { String::new() } else { format!(", at try {tries}, because it held a lock before") };
-    timeline
-        .line(Who::Demo, format!("stops A (SIGSTOP){again}; it holds no lock in the database, so others can write"))?;
+    let again = if tries == 1 { String::new() } else { format!(" at try {tries}, for something was locked before") };
+    timeline.line(Who::Demo, format!("stops A (SIGSTOP){again}; no lock is held, so that others can write"))?;
     timeline.line(
         Who::Demo,
         format!(

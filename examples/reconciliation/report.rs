@@ -34,10 +34,12 @@ pub(crate) enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Judge {
-    /// The database was asked and said no: `FenceCtx::begin` asks it whatever the worker believes, and nothing else
-    /// than its answer is reported as lost there.
+    /// The database, which was asked whether the lease is still ours: `FenceCtx::begin` does so whatever the worker
+    /// believes, and reports as lost what the database says is lost.
     Database,
-    /// Nobody: the write failed for a reason that has nothing to do with the lease.
+    /// The condition of the statement: the run bears another token. Then the fence had let us pass.
+    Condition,
+    /// Nobody: the write failed for a reason that has nothing to do with owners.
     Nobody,
 }
 
@@ -91,7 +93,8 @@ impl Event {
     /// What a refused success mark says about itself.
     pub(crate) fn refused(error: &fence_runtime::Error) -> Self {
         let by = match error.kind() {
-            ErrorKind::Lost | ErrorKind::Unwritten => Judge::Database,
+            ErrorKind::Lost => Judge::Database,
+            ErrorKind::Unwritten => Judge::Condition,
             _ => Judge::Nobody,
         };
         Self::Refused { by, reason: error.to_string() }

@@ -114,6 +114,7 @@ impl Timeline {
             Event::Refused { by, reason } => {
                 let by = match by {
                     Judge::Database => "REFUSED by the database",
+                    Judge::Condition => "REFUSED, but only by the condition of its own statement",
                     Judge::Nobody => "FAILED, for another reason",
                 };
                 self.styled(who, by, RED)?;

@@ -110,7 +110,7 @@ impl Verdict {
         );
         promise(
             self.refused_by == Some(Judge::Database),
-            format!("it was not the database that refused the stale success mark: {:?}", self.refused_by),
+            format!("it was not the fence in the database that refused the stale success mark: {:?}", self.refused_by),
         );
         promise(!self.changed_by_stale_worker, "the stale worker changed rows".into());
         promise(self.final_status == "succeeded", format!("the run is {:?}", self.final_status));

@@ -35,7 +35,9 @@ pub(crate) struct Order {
 /// Runs as a worker until the job is over, or until whoever started us is gone.
 pub(crate) fn main() -> ExitCode {
     match order() {
-        Ok(order) => {
+        // Whoever started us went away before it said what to do.
+        Ok(None) => ExitCode::from(exit::BROKEN as u8),
+        Ok(Some(order)) => {
             let runtime = tokio::runtime::Runtime::new().expect("threads can be started");
             runtime.block_on(work(order))
         }
@@ -46,10 +48,12 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-fn order() -> anyhow::Result<Order> {
+fn order() -> anyhow::Result<Option<Order>> {
     let mut line = String::new();
-    std::io::stdin().lock().read_line(&mut line).context("no order on the standard input")?;
-    serde_json::from_str(&line).context("the order cannot be read: workers are started by the demo")
+    if std::io::stdin().lock().read_line(&mut line).context("no order on the standard input")? == 0 {
+        return Ok(None);
+    }
+    serde_json::from_str(&line).map(Some).context("the order cannot be read: workers are started by the demo")
 }
 
 async fn work(order: Order) -> ExitCode {

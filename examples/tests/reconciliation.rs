@@ -1,65 +1,22 @@
 //! Runs the example `reconciliation` as a user would, and looks at what it prints and at what it leaves behind.
+//!
+//! On SQLite, which needs nothing. On PostgreSQL it is run by the package `fence-tests`, which has servers.
 
+use std::path::Path;
+#[cfg(unix)]
 use std::{
-    io::{BufRead as _, BufReader, Write as _},
-    path::Path,
-    process::{Child, Command, Output, Stdio},
+    io::{BufRead as _, BufReader},
+    process::{Child, Stdio},
 };
 
-use serde_json::Value;
+#[path = "support/reconciliation.rs"]
+mod support;
 
-/// What `data/generate.py` puts into the committed files.
-const KNOWN: [(&str, i64); 3] = [("missing_at_bank", 23), ("missing_in_books", 17), ("other_amount", 32)];
+#[cfg(unix)]
+use support::assert_shown;
+use support::{assert_known_differences, example, number, result, run};
+
 const HEADER: &str = "reference,booked_on,amount_cents\n";
-
-fn example() -> Command {
-    // Cargo names no example to its tests; it puts them beside the folder where the tests are.
-    let test = std::env::current_exe().expect("a test has a path");
-    let profile = test.parent().and_then(Path::parent).expect("target/<profile>/deps/<test>");
-    let example = profile.join("examples").join(format!("reconciliation{}", std::env::consts::EXE_SUFFIX));
-    assert!(example.exists(), "{} is missing: cargo build -p fence-examples --examples", example.display());
-    Command::new(example)
-}
-
-fn run(arguments: &[&str]) -> Output {
-    example().args(arguments).output().expect("the example starts")
-}
-
-/// The JSON object of the last line, of a run that ended well.
-fn result(output: &Output) -> Value {
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{}\n{out}\n{err}", output.status);
-    assert!(!out.contains('\x1b'), "colours without a terminal: {out}");
-    let last = out.lines().last().expect("the example prints something");
-    serde_json::from_str(last).unwrap_or_else(|error| panic!("{error}: {last}\n{out}"))
-}
-
-fn number(result: &Value, key: &str) -> i64 {
-    result[key].as_i64().unwrap_or_else(|| panic!("{key} is no number in {result}"))
-}
-
-/// Everything that the show promises, for the committed files.
-fn assert_shown(result: &Value, database: &str) {
-    assert_eq!(result["lease"], "admin:reconciliation", "{result}");
-    assert_eq!(result["database"], database, "{result}");
-    assert_ne!(number(result, "first_pid"), number(result, "second_pid"), "{result}");
-    assert_eq!(number(result, "second_token"), number(result, "first_token") + 1, "{result}");
-    assert_eq!(result["stale_completion"], "refused", "{result}");
-    assert_eq!(result["refused_by"], "database", "{result}");
-    assert_eq!(result["changed_by_stale_worker"], false, "{result}");
-    assert_eq!(result["final_status"], "succeeded", "{result}");
-    assert_eq!(result["final_token"], result["second_token"], "{result}");
-    assert!(number(result, "stopped_ms") > 2000, "stopped for less than the lease lives: {result}");
-    assert_known_differences(result);
-    assert_eq!(result["deleted_leftovers"], result["differences"], "{result}");
-}
-
-fn assert_known_differences(result: &Value) {
-    for (kind, count) in KNOWN {
-        assert_eq!(result["differences_by_kind"][kind], count, "{result}");
-    }
-    assert_eq!(number(result, "differences"), KNOWN.iter().map(|(_, count)| count).sum::<i64>(), "{result}");
-}
 
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary directory")
@@ -96,7 +53,8 @@ async fn sqlite_twice_on_one_file_which_keeps_its_rows() {
             .expect("the lease is kept");
     assert_eq!(token, number(&second, "final_token"));
     let runs: Vec<(i64, i64, String, i64)> = sqlx::query_as(
-        "SELECT run_id, fence_token, status, (SELECT count(*) FROM reconciliation_differences d WHERE d.run_id = r.run_id)
+        "SELECT run_id, fence_token, status,
+                (SELECT count(*) FROM reconciliation_differences d WHERE d.run_id = r.run_id)
          FROM reconciliation_runs r ORDER BY run_id",
     )
     .fetch_all(&pool)
@@ -107,26 +65,6 @@ async fn sqlite_twice_on_one_file_which_keeps_its_rows() {
         (number(result, "run_id"), number(result, "final_token"), "succeeded".to_owned(), differences)
     });
     assert_eq!(runs, expected);
-}
-
-#[cfg(unix)]
-#[test]
-fn postgres() {
-    let Ok(url) = std::env::var("FENCE_TEST_POSTGRES_URL") else {
-        let required = std::env::var("FENCE_TEST_REQUIRE").unwrap_or_default();
-        let required = required.split(',').any(|word| matches!(word.trim(), "all" | "postgres"));
-        assert!(!required, "FENCE_TEST_REQUIRE asks for postgres: set FENCE_TEST_POSTGRES_URL");
-        // Straight to stderr: the test runner would swallow what a passing test prints.
-        let why = "FENCE-SKIP postgres: the example was not run on it; set FENCE_TEST_POSTGRES_URL";
-        writeln!(std::io::stderr(), "{why}").expect("stderr can be written");
-        return;
-    };
-    let first = result(&run(&["--database-url", &url]));
-    let second = result(&run(&["--database-url", &url]));
-    assert_shown(&first, "postgres");
-    assert_shown(&second, "postgres");
-    assert!(number(&second, "first_token") > number(&first, "second_token"), "{first}\n{second}");
-    assert!(number(&second, "run_id") > number(&first, "run_id"), "{first}\n{second}");
 }
 
 #[test]
@@ -142,15 +80,23 @@ fn own_files_with_quotes_blank_lines_and_extremes() {
     let folder = folder();
     let (ours, bank) = (folder.path().join("ours.csv"), folder.path().join("bank.csv"));
     let (least, most) = (i64::MIN, i64::MAX);
-    let books = format!(
-        "{HEADER}\"a, quoted\",2024-02-29,{most}\n\nONLY-OURS,2026-01-01,{least}\n\"say \"\"hi\"\"\",2026-01-01,1\nÜ,2026-01-01,5\n\n"
-    );
-    std::fs::write(&ours, books).expect("written");
+    let books = [
+        &format!("\"a, quoted\",2024-02-29,{most}\n"),
+        "\n",
+        &format!("ONLY-OURS,2026-01-01,{least}\n"),
+        "\"say \"\"hi\"\"\",2026-01-01,1\n",
+        "Ü,2026-01-01,5\n\n",
+    ];
+    std::fs::write(&ours, format!("{HEADER}{}", books.concat())).expect("written");
+    let statement = [
+        &format!("\"a, quoted\",2026-02-01,{most}\n"),
+        "\"say \"\"hi\"\"\",2026-01-01,-1\n",
+        "Ü,2026-01-01,5\n",
+        &format!("ONLY-BANK,2026-01-01,{most}\n"),
+    ];
     // A byte order mark and the line ends of another system.
-    let bank_says = format!(
-        "\u{feff}{HEADER}\"a, quoted\",2026-02-01,{most}\n\"say \"\"hi\"\"\",2026-01-01,-1\nÜ,2026-01-01,5\nONLY-BANK,2026-01-01,{most}\n"
-    );
-    std::fs::write(&bank, bank_says.replace('\n', "\r\n")).expect("written");
+    let statement = format!("\u{feff}{HEADER}{}", statement.concat()).replace('\n', "\r\n");
+    std::fs::write(&bank, statement).expect("written");
     let result = result(&run(&["--once", "--ours", text(&ours), "--bank", text(&bank)]));
     let kinds = serde_json::json!({"missing_at_bank": 1, "missing_in_books": 1, "other_amount": 1});
     assert_eq!(result["differences_by_kind"], kinds, "{result}");
