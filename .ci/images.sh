@@ -73,7 +73,7 @@ postgres() {
   chown -R 999:999 "$root/var/lib/postgresql" "$root/run/postgresql" "$root/usr/share/pg-template"
   bin=usr/lib/postgresql/$2/bin
   for x in "$root/$bin"/*; do [ -e "$root/usr/bin/${x##*/}" ] || ln -s "/$bin/${x##*/}" "$root/usr/bin/"; done
-  inside "$root" 999:999 "/$bin/initdb" --no-sync -E UTF8 --locale=C.UTF-8 -U postgres --auth-local=trust \
+  inside "$root" 999:999 "/$bin/initdb" --no-sync -E UTF8 --locale=C.UTF-8 -U postgres --auth=trust \
     -D /usr/share/pg-template >/dev/null
   tar -C "$root" --numeric-owner -c . | docker import -c 'ENTRYPOINT ["/usr/bin/docker-entrypoint.sh"]' -c 'EXPOSE 5432' \
     -c 'ENV LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin PGDATA=/var/lib/postgresql/data' \
@@ -84,9 +84,10 @@ postgres() {
   say "$tag built"
 }
 
-# usable TAG: it is there, and not of an older version of these files
+# usable TAG: it is there, and not of an older version of these files (FENCE_CI_REFRESH=1 makes it anew all the same)
 usable() {
   local label
+  [ -z "${FENCE_CI_REFRESH:-}" ] || return 1
   label=$(docker image inspect -f '{{index .Config.Labels "fence.ci"}}' "$1" 2>/dev/null) || return 1
   [ -z "$label" ] || [ "$label" = "$key" ]
 }

@@ -164,6 +164,12 @@ impl Owner {
     }
 }
 
+impl std::fmt::Debug for Owner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Owner").field("who", &self.who).field("token", &self.token).finish_non_exhaustive()
+    }
+}
+
 impl HasPid for Owner {
     #[track_caller]
     fn pid(&self) -> i32 {

@@ -203,7 +203,7 @@ pub async fn on<D: TestDb, F: Future<Output = ()>>(body: impl FnOnce(D) -> F) {
 ///     #[ignore = "slow"]
 ///     ten_thousand_cycles,
 /// }
-/// async fn a_stale_release_is_refused<D: TestDb>(db: D) { … }
+/// async fn a_stale_release_is_refused<D: TestDb>(db: D) {}
 /// ```
 ///
 /// `conformance! { on postgres, sqlite: name, … }` leaves a database out. Once in a module: it makes modules itself.
