@@ -2,15 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 
 use crate::{
+    heard::Heard,
     process::Worker,
-    report::{End, Event, Judge},
+    report::Event,
     setup::Setup,
     store::Store,
     timeline::{Timeline, Who},
-    verdict::{Stale, Verdict},
+    verdict::Verdict,
     worker::{GO_ON, Order},
 };
 
@@ -21,67 +22,6 @@ pub(crate) const NEEDS_UNIX: &str =
 
 /// How long a scan is made to take, so that it can be watched.
 const SCAN: Duration = Duration::from_millis(1200);
-
-/// What the demo has learned from the events of a worker.
-#[derive(Default)]
-struct Heard {
-    /// The number of the process that was started.
-    started: Option<u32>,
-    /// What the process says of itself.
-    pid: Option<u32>,
-    token: Option<i64>,
-    deleted: u64,
-    completed: bool,
-    refused: Option<Judge>,
-    refusal: Option<String>,
-    end: Option<End>,
-}
-
-impl Heard {
-    fn of(worker: &Worker) -> Self {
-        Self { started: worker.id(), ..Self::default() }
-    }
-
-    /// Shows and remembers what a worker says, until `enough`.
-    async fn listen(
-        &mut self,
-        who: Who,
-        worker: &mut Worker,
-        timeline: &mut Timeline,
-        enough: fn(&Event) -> bool,
-    ) -> anyhow::Result<()> {
-        loop {
-            let event = worker.event().await?;
-            timeline.event(who, &event)?;
-            match &event {
-                Event::Started { pid } => self.pid = Some(*pid),
-                Event::Holds { token, .. } => self.token = Some(*token),
-                Event::Claimed { removed, .. } => self.deleted = *removed,
-                Event::Completed => self.completed = true,
-                Event::Refused { by, reason } => {
-                    self.refused = Some(*by);
-                    self.refusal = Some(reason.clone());
-                }
-                Event::Ended { end, .. } => self.end = Some(*end),
-                Event::Scanned { .. } | Event::Ready | Event::Completing { .. } => {}
-            }
-            if enough(&event) {
-                return Ok(());
-            }
-            if self.end.is_some() {
-                bail!("worker {who:?} ended too early");
-            }
-        }
-    }
-
-    fn stale(&self) -> Stale {
-        match (self.completed, self.refused) {
-            (true, _) => Stale::Accepted,
-            (false, Some(Judge::Database | Judge::Condition)) => Stale::Refused,
-            (false, _) => Stale::NotTried,
-        }
-    }
-}
 
 /// Runs the show. `Ok(true)` when everything was as promised.
 pub(crate) async fn show<DB: Store>(setup: &Setup<DB>) -> anyhow::Result<bool> {

@@ -8,6 +8,7 @@
 mod csv;
 mod database;
 mod demo;
+mod heard;
 mod job;
 mod ledger;
 mod once;
@@ -95,8 +96,19 @@ fn main() -> ExitCode {
 }
 
 fn say(error: &anyhow::Error, code: i32) -> i32 {
-    eprintln!("reconciliation: {error:#}");
+    eprintln!("reconciliation: {}", in_words(error));
     code
+}
+
+/// An error and its causes, each told once: some errors repeat their cause in their own text.
+pub(crate) fn in_words(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = if text.is_empty() { cause } else { format!("{text}: {cause}") };
+        }
+    }
+    text
 }
 
 async fn start(arguments: Arguments) -> Result<(), Failure> {

@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 
 use crate::{
     database::{Address, Target},
-    exit,
+    exit, in_words,
     job::{self, Files},
     report::{End, Event, Reporter},
     store::{self, Options, Store},
@@ -42,7 +42,7 @@ pub(crate) fn main() -> ExitCode {
             runtime.block_on(work(order))
         }
         Err(error) => {
-            eprintln!("reconciliation worker: {error:#}");
+            eprintln!("reconciliation worker: {}", in_words(&error));
             ExitCode::from(exit::INPUT as u8)
         }
     }
@@ -68,7 +68,7 @@ async fn work(order: Order) -> ExitCode {
     };
     let (end, reason) = match outcome {
         Ok((end, reason)) => (end, reason),
-        Err(error) => (End::Failed, Some(format!("{error:#}"))),
+        Err(error) => (End::Failed, Some(in_words(&error))),
     };
     report.say(Event::Ended { end, reason });
     ExitCode::from(if end == End::Succeeded { exit::AS_PROMISED } else { exit::BROKEN } as u8)
