@@ -2,7 +2,11 @@
 
 use std::{borrow::Cow, fmt, num::NonZeroI64, str::FromStr, time::Duration};
 
-use crate::error::{Error, ErrorKind};
+use crate::{
+    Backend,
+    backend::Protocol,
+    error::{Error, ErrorKind},
+};
 
 /// The longest lease name, in bytes of UTF-8.
 pub const MAX_NAME_BYTES: usize = 190;
@@ -150,25 +154,20 @@ impl From<FenceToken> for i64 {
     }
 }
 
-impl<DB: crate::Backend> sqlx::Type<DB> for FenceToken
-where
-    i64: sqlx::Type<DB>,
-{
+// Through the protocol and not `where i64: …`, which every generic function that binds a token would have to repeat.
+impl<DB: Backend> sqlx::Type<DB> for FenceToken {
     fn type_info() -> DB::TypeInfo {
-        <i64 as sqlx::Type<DB>>::type_info()
+        DB::Protocol::number_type()
     }
 
     fn compatible(ty: &DB::TypeInfo) -> bool {
-        <i64 as sqlx::Type<DB>>::compatible(ty)
+        DB::Protocol::is_number(ty)
     }
 }
 
-impl<'q, DB: crate::Backend> sqlx::Encode<'q, DB> for FenceToken
-where
-    i64: sqlx::Encode<'q, DB>,
-{
+impl<'q, DB: Backend> sqlx::Encode<'q, DB> for FenceToken {
     fn encode_by_ref(&self, buf: &mut DB::ArgumentBuffer) -> Result<sqlx::encode::IsNull, sqlx::error::BoxDynError> {
-        self.get().encode_by_ref(buf)
+        DB::Protocol::encode_number(self.get(), buf)
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::{future::Future, time::Duration};
 
-use sqlx::{Database, Executor, IntoArguments, Pool};
+use sqlx::{Database, Executor, IntoArguments, Pool, encode::IsNull, error::BoxDynError};
 
 use crate::{
     error::{Error, ErrorKind},
@@ -195,6 +195,12 @@ pub trait Protocol: Sized + Send + Sync + 'static {
     fn executor(conn: &mut Conn<Self>) -> impl Executor<'_, Database = Self::Db>;
     /// Rows that a statement changed.
     fn rows(result: &<Self::Db as Database>::QueryResult) -> u64;
+    /// The type of a 64-bit integer.
+    fn number_type() -> <Self::Db as Database>::TypeInfo;
+    /// Does the database's type take one?
+    fn is_number(ty: &<Self::Db as Database>::TypeInfo) -> bool;
+    /// Binds one.
+    fn encode_number(number: i64, buffer: &mut <Self::Db as Database>::ArgumentBuffer) -> Result<IsNull, BoxDynError>;
 
     /// The connect options of the keeper.
     fn keeper_options(options: Options<Self::Db>) -> Options<Self::Db>;

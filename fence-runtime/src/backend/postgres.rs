@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use sqlx::{
-    AssertSqlSafe, Either, Executor, PgConnection, Postgres, Row, SqlSafeStr,
-    error::DatabaseError,
+    AssertSqlSafe, Database, Either, Encode, Executor, PgConnection, Postgres, Row, SqlSafeStr, Type,
+    encode::IsNull,
+    error::{BoxDynError, DatabaseError},
     postgres::{PgConnectOptions, PgDatabaseError, PgQueryResult, PgRow, PgSeverity},
 };
 use sqlx_core::transaction::TransactionManager;
@@ -58,6 +59,18 @@ impl Protocol for Pg {
 
     fn rows(result: &PgQueryResult) -> u64 {
         result.rows_affected()
+    }
+
+    fn number_type() -> <Postgres as Database>::TypeInfo {
+        <i64 as Type<Postgres>>::type_info()
+    }
+
+    fn is_number(ty: &<Postgres as Database>::TypeInfo) -> bool {
+        <i64 as Type<Postgres>>::compatible(ty)
+    }
+
+    fn encode_number(number: i64, buffer: &mut <Postgres as Database>::ArgumentBuffer) -> Result<IsNull, BoxDynError> {
+        Encode::<Postgres>::encode(number, buffer)
     }
 
     fn keeper_options(options: PgConnectOptions) -> PgConnectOptions {

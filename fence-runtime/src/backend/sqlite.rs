@@ -12,8 +12,9 @@ use std::{
 };
 
 use sqlx::{
-    AssertSqlSafe, Executor, Row, SqlSafeStr, Sqlite, SqliteConnection,
-    error::DatabaseError,
+    AssertSqlSafe, Database, Encode, Executor, Row, SqlSafeStr, Sqlite, SqliteConnection, Type,
+    encode::IsNull,
+    error::{BoxDynError, DatabaseError},
     sqlite::{SqliteConnectOptions, SqliteQueryResult, SqliteRow},
 };
 use sqlx_core::transaction::TransactionManager;
@@ -70,6 +71,18 @@ impl Protocol for Lite {
 
     fn rows(result: &SqliteQueryResult) -> u64 {
         result.rows_affected()
+    }
+
+    fn number_type() -> <Sqlite as Database>::TypeInfo {
+        <i64 as Type<Sqlite>>::type_info()
+    }
+
+    fn is_number(ty: &<Sqlite as Database>::TypeInfo) -> bool {
+        <i64 as Type<Sqlite>>::compatible(ty)
+    }
+
+    fn encode_number(number: i64, buffer: &mut <Sqlite as Database>::ArgumentBuffer) -> Result<IsNull, BoxDynError> {
+        Encode::<Sqlite>::encode(number, buffer)
     }
 
     fn keeper_options(options: SqliteConnectOptions) -> SqliteConnectOptions {
@@ -262,11 +275,13 @@ impl Protocol for Lite {
 
     async fn open_read(conn: &mut SqliteConnection, mark: &Arc<Hooks>) -> Result<(), NotOpened> {
         begin(conn, mark, "BEGIN").await?;
-        conn.execute("PRAGMA query_only = 1").await.map(drop).map_err(NotOpened::Failed)
+        // The savepoint dies with this transaction: without a write to commit, no hook would notice its end.
+        conn.execute("PRAGMA query_only = 1; SAVEPOINT fence_read").await.map(drop).map_err(NotOpened::Failed)
     }
 
     async fn finish_read(conn: &mut SqliteConnection, mark: &Arc<Hooks>) -> (Result<(), RolledBack>, Fit) {
-        let intact = mark.0.load(SeqCst) == FORBID && Depth::get_transaction_depth(conn) == 1;
+        let intact =
+            Depth::get_transaction_depth(conn) == 1 && conn.execute("RELEASE SAVEPOINT fence_read").await.is_ok();
         let fit = Self::undo(conn, mark).await;
         (if intact { Ok(()) } else { Err(RolledBack::Because(ENDED_EARLY, None)) }, fit)
     }
