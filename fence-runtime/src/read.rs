@@ -30,7 +30,10 @@ impl<DB: Backend> ReadTx<'_, DB> {
     pub(crate) async fn begin(shared: &Arc<Shared<DB>>, holding: &Holding) -> Result<Self, Error> {
         let opened = on_clean_connection(&shared.pool, |lent| open_on(lent, OpenTx::beginning(holding.clone()))).await;
         match opened {
-            Ok(session) => Ok(Self { session, context: PhantomData }),
+            Ok(mut session) => {
+                session.books().handed_over();
+                Ok(Self { session, context: PhantomData })
+            }
             Err(NotOpened::Failed(error)) => Err(Error::database("a read could not be opened", error)),
             Err(NotOpened::Stray | NotOpened::Refused) => Err(Error::new(
                 ErrorKind::Database,

@@ -231,7 +231,7 @@ fn judge<T, E>(term: &Term, result: Option<Result<T, E>>) -> Result<T, RunError<
             Err(RunError::Unknown { error: error(ErrorKind::Unknown, why), job: result.and_then(Result::err) })
         }
         // The last word was a commit: that the lease ended after it changes nothing.
-        (Some(Ok(value)), LastTx::Committed, _) => Ok(value),
+        (Some(Ok(value)), LastTx::Committed, _) if !term.was_refused() => Ok(value),
         (result, last, Some(loss)) => {
             let last = match last {
                 LastTx::None => LastTransaction::None,

@@ -2,7 +2,10 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
     time::Duration,
 };
 
@@ -34,6 +37,8 @@ impl Loss {
         match row {
             None => Some(Self::RowGone),
             Some(row) if row.token < id.token.get() => Some(Self::RowGone),
+            // Nobody owns it: revoked, and the label is still that of the last holder.
+            Some(row) if row.owner.is_empty() => Some(Self::Superseded { token: row.token, holder: String::new() }),
             Some(row) if !row.is_of(id) => Some(Self::Superseded { token: row.token, holder: row.holder.clone() }),
             Some(row) if row.remaining_us <= 0 => Some(Self::Expired),
             Some(_) => None,
@@ -82,6 +87,8 @@ pub(crate) struct Term {
     clock: Mutex<Clock>,
     lost: watch::Sender<Option<Loss>>,
     last: Mutex<LastTx>,
+    /// A fenced transaction was refused since then.
+    refused: AtomicBool,
     transactions: watch::Sender<Transactions>,
 }
 
@@ -114,6 +121,7 @@ impl Term {
             clock: Mutex::new(clock),
             lost: watch::Sender::new(None),
             last: Mutex::default(),
+            refused: AtomicBool::new(false),
             transactions: watch::Sender::default(),
         }
     }
@@ -157,7 +165,18 @@ impl Term {
         let _ = self.lost.subscribe().wait_for(Option::is_some).await;
     }
 
+    /// A fenced transaction was not opened, because the lease is lost.
+    pub(crate) fn refused(&self, loss: Loss) {
+        self.refused.store(true, SeqCst);
+        self.lose(loss);
+    }
+
+    pub(crate) fn was_refused(&self) -> bool {
+        self.refused.load(SeqCst)
+    }
+
     fn set_last(&self, outcome: LastTx) {
+        self.refused.store(false, SeqCst);
         *lock(&self.last) = outcome;
     }
 
@@ -239,15 +258,19 @@ impl OpenTx {
 
     /// It is open; `suspend`: nobody can take over (or renew) until it ends, so the local deadline stands still.
     pub(crate) fn opened(&mut self, suspend: bool) {
+        if suspend {
+            self.suspends = true;
+            lock(&self.holding.0.term.clock).suspended += 1;
+        }
+    }
+
+    /// It is in the job's hands. One whose `begin()` was dropped never is: it ends as it began, in the background.
+    pub(crate) fn handed_over(&mut self) {
         self.open = true;
         self.holding.transactions.send_modify(|transactions| {
             transactions.moving -= 1;
             transactions.open += 1;
         });
-        if suspend {
-            self.suspends = true;
-            lock(&self.holding.0.term.clock).suspended += 1;
-        }
     }
 
     pub(crate) fn ending(&mut self) {

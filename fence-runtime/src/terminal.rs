@@ -95,7 +95,7 @@ impl<'t, DB: Backend> Terminal<'t, DB> {
 
     async fn write(self) -> Result<Written, Error> {
         // Poisoned until it is known to be good: a terminal write that failed or was dropped half-way must not be committed over.
-        self.open.poison = Some("a terminal write did not succeed");
+        let before = self.open.poison.replace("a terminal write did not succeed");
         let done = DB::Protocol::executor(self.open.conn()).execute(self.statement?).await;
         let id = &self.open.term().id;
         let rows = match done {
@@ -116,7 +116,8 @@ impl<'t, DB: Backend> Terminal<'t, DB> {
             };
             return Err(Error::new(ErrorKind::Unwritten, message).of(&id.name, Some(id.token)));
         }
-        self.open.poison = None;
+        // What went wrong before stays wrong.
+        self.open.poison = before;
         Ok(Written { rows })
     }
 }

@@ -128,11 +128,11 @@ impl<'c, DB: Backend, L> FencedTx<'c, DB, L> {
     /// only be rolled back.
     pub async fn savepoint<T, E: From<Error>>(
         &mut self,
-        part: impl AsyncFnOnce(&mut Self) -> Result<T, E>,
+        // Not `&mut Self`: a closure for one lifetime only would not be `Send` in the eyes of the compiler.
+        part: impl AsyncFnOnce(&mut FencedTx<'_, DB, L>) -> Result<T, E>,
     ) -> Result<T, E> {
-        let before = self.open.poison;
+        let before = self.open.poison.replace("a savepoint was left half-way");
         self.open.statement("SAVEPOINT fence_part").await?;
-        self.open.poison = Some("a savepoint was left half-way");
         let result = part(self).await;
         let poisoned_inside = self.open.poison != Some("a savepoint was left half-way");
         match result {
@@ -211,10 +211,13 @@ impl<DB: Backend> Open<DB> {
                 Err(Error::database("a fenced transaction could not be opened", error).of(&id.name, Some(id.token)))
             };
             match opened {
-                Ok(Ok(open)) => return Ok(open),
+                Ok(Ok(mut open)) => {
+                    open.session.books().handed_over();
+                    return Ok(open);
+                }
                 Ok(Err(Some(loss))) => {
                     let error = loss.error(id);
-                    holding.lose(loss);
+                    holding.refused(loss);
                     return Err(error);
                 }
                 // The row says that the lease is ours and alive, so the guard met something that has passed.
@@ -310,7 +313,11 @@ impl<DB: Backend> Open<DB> {
     }
 
     async fn roll_back(mut self) {
-        self.session.books().rolled_back();
+        match self.poison {
+            // A terminal write that came to nothing is no success, whatever the job makes of its error.
+            Some(why) => self.session.books().ended(LastTx::Abandoned(why)),
+            None => self.session.books().rolled_back(),
+        }
         self.session.roll_back().await;
     }
 }
