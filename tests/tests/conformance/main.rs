@@ -1,0 +1,12 @@
+//! What `fence` promises, test by test, on every database: `lease::postgres::…`, `lease::sqlite::…` (WAL),
+//! `lease::sqlite_rollback::…` (rollback journal).
+
+mod context;
+mod errors;
+mod functions;
+mod lease;
+mod names;
+mod operator;
+mod run;
+mod savepoint;
+mod terminal;
