@@ -14,6 +14,8 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod app;
+pub mod cut;
 pub mod jobs;
 pub mod owner;
 pub mod proxy;
