@@ -88,7 +88,7 @@ impl AsRef<str> for LeaseName {
 /// Who holds a lease: a fresh UUID for every acquisition, never one per process or host.
 ///
 /// Two acquisitions of one process are two holders, so a late call of the first cannot pass for the second.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OwnerToken(uuid::Uuid);
 
 impl OwnerToken {

@@ -10,6 +10,7 @@ use std::{
 };
 
 use tokio::{sync::watch, time::Instant};
+use tracing::warn;
 
 use crate::{
     backend::{Identity, LeaseRow},
@@ -27,8 +28,8 @@ pub(crate) enum Loss {
     Expired,
     /// The row is not in the table any more, or its token was set back.
     RowGone,
-    /// No renewal was confirmed in time; whether the lease is still ours is unknown, so we do not rely on it.
-    Unconfirmed,
+    /// No renewal was confirmed in time; whether the lease is still ours is unknown, so we do not rely on it. With what the last try said.
+    Unconfirmed(Option<Arc<str>>),
 }
 
 impl Loss {
@@ -61,7 +62,10 @@ impl fmt::Display for Loss {
             Self::RowGone => {
                 f.write_str("its row was deleted or its token set back; look for a restored or truncated table")
             }
-            Self::Unconfirmed => f.write_str("no renewal was confirmed in time, so the lease cannot be relied on"),
+            Self::Unconfirmed(why) => {
+                f.write_str("no renewal was confirmed in time, so the lease cannot be relied on")?;
+                why.as_ref().map_or(Ok(()), |why| write!(f, " (the last try: {why})"))
+            }
         }
     }
 }
@@ -145,15 +149,20 @@ impl Term {
         lock(&self.clock).deadline.saturating_duration_since(Instant::now())
     }
 
-    /// The first loss counts. True: this was it.
+    /// The first loss counts; only what the database says later replaces that we did not know. True: this was the first.
     pub(crate) fn lose(&self, loss: Loss) -> bool {
-        self.lost.send_if_modified(|lost| {
+        let said = loss.to_string();
+        let first = self.lost.send_if_modified(|lost| {
             let first = lost.is_none();
-            if first {
+            if first || matches!(lost, Some(Loss::Unconfirmed(_))) {
                 *lost = Some(loss);
             }
             first
-        })
+        });
+        if first {
+            warn!(lease = %self.id.name, token = %self.id.token, job = self.job, loss = said, "lease lost");
+        }
+        first
     }
 
     pub(crate) fn loss(&self) -> Option<Loss> {

@@ -231,12 +231,13 @@ pub trait Protocol: Sized + Send + Sync + 'static {
         tables: &Tables,
         terms: &[(Identity, Duration)],
     ) -> impl Future<Output = Result<Vec<Renewal>, sqlx::Error>> + Send;
-    /// Ends the term if it is still ours. The row and its token stay.
+    /// Ends many terms, those that are still ours; rows and tokens stay. Answers in the order of the question. False: the row was locked by
+    /// somebody, ask again.
     fn release(
         conn: &mut Conn<Self>,
         tables: &Tables,
-        id: &Identity,
-    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+        ids: &[Identity],
+    ) -> impl Future<Output = Result<Vec<bool>, sqlx::Error>> + Send;
     /// One row, or all of them in the order of their names.
     fn rows_of(
         conn: &mut Conn<Self>,

@@ -140,16 +140,14 @@ impl Protocol for Pg {
         terms: &[(Identity, Duration)],
     ) -> Result<Vec<Renewal>, sqlx::Error> {
         let t = tables.leases();
-        let list =
-            |item: &dyn Fn(&(Identity, Duration)) -> String| terms.iter().map(item).collect::<Vec<_>>().join(",");
-        let names = list(&|(id, _)| text(id.name.as_str()));
-        let owners = list(&|(id, _)| text(&id.owner.to_string()));
-        let tokens = list(&|(id, _)| id.token.to_string());
-        let ttls = list(&|(_, ttl)| ttl.as_micros().to_string());
+        let names = array(terms, "text", |(id, _)| text(id.name.as_str()));
+        let owners = array(terms, "text", |(id, _)| text(&id.owner.to_string()));
+        let tokens = array(terms, "bigint", |(id, _)| id.token.to_string());
+        let ttls = array(terms, "bigint", |(_, ttl)| ttl.as_micros().to_string());
         // One row that somebody holds must not delay a thousand others: it is skipped, and the answer says so.
         let body = format!(
-            "WITH want AS (SELECT * FROM unnest(ARRAY[{names}]::text[], ARRAY[{owners}]::text[], ARRAY[{tokens}]::bigint[], \
-              ARRAY[{ttls}]::bigint[]) WITH ORDINALITY AS w (name, owner, token, ttl_us, place)), \
+            "WITH want AS (SELECT * FROM unnest({names}, {owners}, {tokens}, {ttls}) \
+              WITH ORDINALITY AS w (name, owner, token, ttl_us, place)), \
              held AS MATERIALIZED (SELECT l.lease_name, w.ttl_us FROM want w JOIN {t} l ON l.lease_name = w.name COLLATE \"C\" \
               AND l.owner_token = w.owner COLLATE \"C\" AND l.fence_token = w.token WHERE l.leased_until > clock_timestamp() \
               ORDER BY l.lease_name FOR NO KEY UPDATE OF l SKIP LOCKED), \
@@ -175,9 +173,24 @@ impl Protocol for Pg {
         Ok(found)
     }
 
-    async fn release(conn: &mut PgConnection, tables: &Tables, id: &Identity) -> Result<(), sqlx::Error> {
-        let body = format!("UPDATE {} SET leased_until = 'epoch' WHERE {}", tables.leases(), is_held(id));
-        short(conn, &body).await.map(drop)
+    async fn release(conn: &mut PgConnection, tables: &Tables, ids: &[Identity]) -> Result<Vec<bool>, sqlx::Error> {
+        let t = tables.leases();
+        let names = array(ids, "text", |id| text(id.name.as_str()));
+        let owners = array(ids, "text", |id| text(&id.owner.to_string()));
+        let tokens = array(ids, "bigint", |id| id.token.to_string());
+        // One alone may wait for whoever has locked its row.
+        let skip = if ids.len() == 1 { "" } else { "SKIP LOCKED" };
+        let ours =
+            "l.lease_name = w.name COLLATE \"C\" AND l.owner_token = w.owner COLLATE \"C\" AND l.fence_token = w.token";
+        let body = format!(
+            "WITH want AS (SELECT * FROM unnest({names}, {owners}, {tokens}) WITH ORDINALITY AS w (name, owner, token, place)), \
+             held AS MATERIALIZED (SELECT w.* FROM want w JOIN {t} l ON {ours} \
+              ORDER BY l.lease_name FOR NO KEY UPDATE OF l {skip}), \
+             done AS (UPDATE {t} l SET leased_until = 'epoch' FROM held w WHERE {ours} RETURNING w.place) \
+             SELECT d.place IS NOT NULL OR l.lease_name IS NULL AS released FROM want w LEFT JOIN done d ON d.place = w.place \
+              LEFT JOIN {t} l ON {ours} ORDER BY w.place"
+        );
+        short(conn, &body).await?.iter().map(|row| row.try_get("released")).collect()
     }
 
     async fn rows_of(
@@ -373,6 +386,10 @@ fn text(value: &str) -> String {
 
 fn name_of(name: &LeaseName) -> String {
     format!("{} COLLATE \"C\"", text(name.as_str()))
+}
+
+fn array<T>(items: &[T], of: &str, item: impl Fn(&T) -> String) -> String {
+    format!("ARRAY[{}]::{of}[]", items.iter().map(item).collect::<Vec<_>>().join(","))
 }
 
 fn is_held(id: &Identity) -> String {

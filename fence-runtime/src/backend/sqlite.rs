@@ -145,16 +145,7 @@ impl Protocol for Lite {
         terms: &[(Identity, Duration)],
     ) -> Result<Vec<Renewal>, sqlx::Error> {
         let t = tables.leases();
-        let want = terms
-            .iter()
-            .enumerate()
-            .map(|(place, (id, ttl))| {
-                let (name, owner) = (text(id.name.as_str()), text(&id.owner.to_string()));
-                format!("({place},{name},{owner},{},{})", id.token, ttl.as_micros())
-            })
-            .collect::<Vec<_>>()
-            .join(",");
-        let want = format!("WITH want (place, name, owner, token, ttl_us) AS (VALUES {want})");
+        let want = want(terms.iter().map(|(id, ttl)| (id, *ttl)));
         let update = format!(
             "{want} UPDATE {t} SET leased_until = max(leased_until, {NOW} + want.ttl_us), renewed_at = {NOW} FROM want \
              WHERE lease_name = want.name AND owner_token = want.owner AND fence_token = want.token AND leased_until > {NOW}"
@@ -176,9 +167,14 @@ impl Protocol for Lite {
         Ok(found)
     }
 
-    async fn release(conn: &mut SqliteConnection, tables: &Tables, id: &Identity) -> Result<(), sqlx::Error> {
-        let sql = format!("UPDATE {} SET leased_until = 0 WHERE {}", tables.leases(), is_held(id));
-        short(conn, &[sql]).await.map(drop)
+    async fn release(conn: &mut SqliteConnection, tables: &Tables, ids: &[Identity]) -> Result<Vec<bool>, sqlx::Error> {
+        let (t, want) = (tables.leases(), want(ids.iter().map(|id| (id, Duration::ZERO))));
+        let sql = format!(
+            "{want} UPDATE {t} SET leased_until = 0 FROM want \
+             WHERE lease_name = want.name AND owner_token = want.owner AND fence_token = want.token"
+        );
+        short(conn, &[sql]).await?;
+        Ok(vec![true; ids.len()])
     }
 
     async fn rows_of(
@@ -328,6 +324,14 @@ fn select_row(tables: &Tables, name: &LeaseName) -> String {
 
 fn text(value: &str) -> String {
     if is_plain(value) { format!("'{value}'") } else { format!("CAST(X'{}' AS TEXT)", hex(value)) }
+}
+
+fn want<'a>(terms: impl Iterator<Item = (&'a Identity, Duration)>) -> String {
+    let rows = terms.enumerate().map(|(place, (id, ttl))| {
+        let (name, owner) = (text(id.name.as_str()), text(&id.owner.to_string()));
+        format!("({place},{name},{owner},{},{})", id.token, ttl.as_micros())
+    });
+    format!("WITH want (place, name, owner, token, ttl_us) AS (VALUES {})", rows.collect::<Vec<_>>().join(","))
 }
 
 fn is_held(id: &Identity) -> String {

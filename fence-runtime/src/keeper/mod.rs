@@ -14,6 +14,7 @@ use crate::{
     term::Term,
 };
 
+mod roster;
 mod tick;
 
 /// A handle on the keeper's thread. The thread ends when the last handle is gone and nothing is left to release.
