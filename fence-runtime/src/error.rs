@@ -32,13 +32,14 @@ pub struct Error(Box<Inner>);
 struct Inner {
     kind: ErrorKind,
     lease: Option<(LeaseName, Option<FenceToken>)>,
+    superseded_by: Option<i64>,
     message: String,
     source: Option<sqlx::Error>,
 }
 
 impl Error {
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner { kind, lease: None, message: message.into(), source: None }))
+        Self(Box::new(Inner { kind, lease: None, superseded_by: None, message: message.into(), source: None }))
     }
 
     pub(crate) fn database(doing: impl Into<String>, source: sqlx::Error) -> Self {
@@ -47,6 +48,11 @@ impl Error {
 
     pub(crate) fn because(mut self, source: sqlx::Error) -> Self {
         self.0.source = Some(source);
+        self
+    }
+
+    pub(crate) fn superseded(mut self, by: i64) -> Self {
+        self.0.superseded_by = Some(by);
         self
     }
 
@@ -71,6 +77,12 @@ impl Error {
     #[must_use]
     pub fn fence_token(&self) -> Option<FenceToken> {
         self.0.lease.as_ref().and_then(|(_, token)| *token)
+    }
+
+    /// The fencing token that the database found in our place, when a takeover or a revocation ended our term.
+    #[must_use]
+    pub fn superseded_by(&self) -> Option<i64> {
+        self.0.superseded_by
     }
 
     /// The lease is no longer ours; nothing was written.
@@ -113,11 +125,8 @@ impl fmt::Debug for Error {
     }
 }
 
-impl StdError for Error {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.0.source.as_ref().map(|source| source as _)
-    }
-}
+// The cause is part of the text, so it is not told again as a source; `as_sqlx` has it.
+impl StdError for Error {}
 
 /// So that a terminal write may use `?` on its own queries. An [`Error`] that travelled as a [`sqlx::Error`] comes back as it was.
 impl From<sqlx::Error> for Error {

@@ -150,16 +150,7 @@ impl fmt::Display for Contended {
 }
 
 // Not `E: Error`, which would shut out anyhow, eyre and boxed errors.
-impl<E: fmt::Debug + fmt::Display> std::error::Error for RunError<E> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Lost { error, .. } | Self::Unknown { error, .. } | Self::Uncommitted(error) | Self::Fence(error) => {
-                error.source()
-            }
-            Self::Contended(_) | Self::Job(_) => None,
-        }
-    }
-}
+impl<E: fmt::Debug + fmt::Display> std::error::Error for RunError<E> {}
 
 pub(crate) async fn run<DB: Backend, J: FencedJob<Db = DB>>(
     shared: Arc<Shared<DB>>,

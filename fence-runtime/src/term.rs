@@ -38,8 +38,6 @@ impl Loss {
         match row {
             None => Some(Self::RowGone),
             Some(row) if row.token < id.token.get() => Some(Self::RowGone),
-            // Nobody owns it: revoked, and the label is still that of the last holder.
-            Some(row) if row.owner.is_empty() => Some(Self::Superseded { token: row.token, holder: String::new() }),
             Some(row) if !row.is_of(id) => Some(Self::Superseded { token: row.token, holder: row.holder.clone() }),
             Some(row) if row.remaining_us <= 0 => Some(Self::Expired),
             Some(_) => None,
@@ -47,7 +45,12 @@ impl Loss {
     }
 
     pub(crate) fn error(&self, id: &Identity) -> Error {
-        Error::new(ErrorKind::Lost, format!("lost: {self}; nothing was written")).of(&id.name, Some(id.token))
+        let error =
+            Error::new(ErrorKind::Lost, format!("lost: {self}; nothing was written")).of(&id.name, Some(id.token));
+        match self {
+            Self::Superseded { token, .. } => error.superseded(*token),
+            _ => error,
+        }
     }
 }
 

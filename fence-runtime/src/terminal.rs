@@ -22,7 +22,6 @@ use crate::{
 /// Only [`FencedTx::terminal`](crate::FencedTx::terminal) makes one, so a function that returns it has made its write on a fenced transaction.
 /// It is written for good once the transaction is committed.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "return the proof, so that the signature says what was done"]
 pub struct Written {
     rows: u64,
 }

@@ -242,7 +242,7 @@ impl Protocol for Pg {
         let body = format!(
             "SET LOCAL statement_timeout = {ms}; {DURABLE}; \
              WITH cur AS MATERIALIZED (SELECT lease_name FROM {t} WHERE lease_name = {n} AND fence_token = {from} FOR UPDATE) \
-             UPDATE {t} l SET owner_token = '', fence_token = l.fence_token + 1, leased_until = 'epoch', progress = NULL \
+             UPDATE {t} l SET owner_token = '', holder = '', fence_token = l.fence_token + 1, leased_until = 'epoch', progress = NULL \
               FROM cur WHERE l.lease_name = cur.lease_name; {}",
             select_row(tables, name)
         );

@@ -219,7 +219,7 @@ impl Protocol for Lite {
     ) -> Result<Option<LeaseRow>, sqlx::Error> {
         let (t, n) = (tables.leases(), text(name.as_str()));
         let sql = format!(
-            "UPDATE {t} SET owner_token = '', fence_token = fence_token + 1, leased_until = 0, progress = NULL \
+            "UPDATE {t} SET owner_token = '', holder = '', fence_token = fence_token + 1, leased_until = 0, progress = NULL \
              WHERE lease_name = {n} AND fence_token = {from}"
         );
         match short(conn, &[sql, select_row(tables, name)]).await {
