@@ -47,7 +47,7 @@ async fn an_owner_is_driven_step_by_step<D: TestDb>(db: D) {
     db.sql(RUNS).await;
     let mut a = Owner::start(&db, "a", "job").await.unwrap();
     assert_eq!((a.token(), db.fence_token("job").await), (1, 1));
-    assert!(Owner::start(&db, "b", "job").await.err().expect("one holder at a time").is_contended());
+    assert!(Owner::start(&db, "b", "job").await.expect_err("one holder at a time").is_contended());
     assert!(a.ok(Act::Check).await.int() > 3_000_000);
     a.ok(Act::Begin(TxOptions::new())).await;
     assert_eq!(a.ok(Act::Sql("SELECT note FROM runs".into())).await.text().as_deref(), Some("new"));
