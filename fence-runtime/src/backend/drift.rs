@@ -31,6 +31,6 @@ pub(super) fn wrong(what: impl Into<String>) -> Error {
     Error::new(ErrorKind::Schema, what)
 }
 
-/// What to do when nothing of ours is there.
-pub(super) const MIGRATE: &str =
-    "run the migrations (`.migrate()` on the builder, or the files of `fence_runtime::migrate`)";
+/// What to do when something of ours is not there. The builder does not run twice what somebody has dropped since.
+pub(super) const MIGRATE: &str = "run the migrations (`.migrate()` on the builder; where they have run before, the SQL of \
+                                  `fence_runtime::migrate::steps`)";

@@ -125,8 +125,9 @@ impl Protocol for Pg {
              upd AS (UPDATE {t} l SET owner_token = {o}, fence_token = l.fence_token + 1, leased_until = {until}, \
               holder = {h}, acquired_at = clock_timestamp(), renewed_at = clock_timestamp(), progress = NULL \
               FROM cur WHERE l.lease_name = cur.lease_name AND l.leased_until <= clock_timestamp() RETURNING 1), \
-             ins AS (INSERT INTO {t} (lease_name, owner_token, fence_token, leased_until, holder) \
-              SELECT {n}, {o}, 1, {until}, {h} WHERE NOT EXISTS (SELECT 1 FROM {t} WHERE lease_name = {n}) \
+             ins AS (INSERT INTO {t} (lease_name, owner_token, fence_token, leased_until, holder, acquired_at, renewed_at, seals) \
+              SELECT {n}, {o}, 1, {until}, {h}, clock_timestamp(), clock_timestamp(), 0 \
+              WHERE NOT EXISTS (SELECT 1 FROM {t} WHERE lease_name = {n}) \
               ON CONFLICT DO NOTHING RETURNING 1) \
              SELECT FROM upd UNION ALL SELECT FROM ins; {}",
             select_row(tables, name)

@@ -128,8 +128,8 @@ impl Protocol for Lite {
     ) -> Result<Option<LeaseRow>, sqlx::Error> {
         let (t, n, until) = (tables.leases(), text(name.as_str()), after(ttl));
         let sql = format!(
-            "INSERT INTO {t} (lease_name, owner_token, fence_token, leased_until, holder, acquired_at, renewed_at) \
-             VALUES ({n}, {}, 1, {until}, {}, {NOW}, {NOW}) ON CONFLICT (lease_name) DO UPDATE SET \
+            "INSERT INTO {t} (lease_name, owner_token, fence_token, leased_until, holder, acquired_at, renewed_at, seals) \
+             VALUES ({n}, {}, 1, {until}, {}, {NOW}, {NOW}, 0) ON CONFLICT (lease_name) DO UPDATE SET \
              owner_token = excluded.owner_token, fence_token = fence_token + 1, leased_until = excluded.leased_until, \
              holder = excluded.holder, acquired_at = excluded.acquired_at, renewed_at = excluded.renewed_at, progress = NULL \
              WHERE leased_until <= {NOW}",

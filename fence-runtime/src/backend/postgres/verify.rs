@@ -52,7 +52,7 @@ pub(super) async fn verify(conn: &mut PgConnection, tables: &Tables) -> Result<(
     .bind(&name)
     .fetch_optional(&mut *conn)
     .await
-    .map_err(ask)?
+    .map_err(|error| may_not_enter(tables, &error).unwrap_or_else(|| ask(error)))?
     .ok_or_else(|| missing_table(&name, MIGRATE))?;
     let oid: i64 = table.try_get(0).map_err(ask)?;
     if table.try_get::<String, _>(1).map_err(ask)? != "p" {
@@ -72,6 +72,13 @@ pub(super) async fn verify(conn: &mut PgConnection, tables: &Tables) -> Result<(
         )));
     }
     function(conn, tables).await
+}
+
+/// Without a right on the schema, PostgreSQL does not say what is in it.
+fn may_not_enter(tables: &Tables, error: &sqlx::Error) -> Option<Error> {
+    let denied = error.as_database_error()?.code()? == "42501";
+    let (schema, _) = tables.prefix().split_once('.')?;
+    denied.then(|| wrong(format!("this role may not use schema {schema}: run `GRANT USAGE ON SCHEMA {schema} TO …`")))
 }
 
 async fn columns(conn: &mut PgConnection, name: &str, oid: i64) -> Result<(), Error> {

@@ -1,6 +1,6 @@
 //! Is everything in place on SQLite? Each answer names what is wrong and how to mend it.
 
-use sqlx::{AssertSqlSafe, Row, SqliteConnection};
+use sqlx::{AssertSqlSafe, Executor, Row, SqliteConnection};
 
 use super::super::{
     Tables,
@@ -73,8 +73,24 @@ pub(super) async fn verify(conn: &mut SqliteConnection, tables: &Tables) -> Resu
             key.join(", ")
         )));
     }
+    let collation: Option<String> = sqlx::query_scalar(
+        "SELECT x.coll FROM pragma_index_list(?) i, pragma_index_xinfo(i.name) x WHERE i.origin = 'pk' AND x.name = 'lease_name'",
+    )
+    .bind(&name)
+    .fetch_optional(&mut *conn)
+    .await
+    .map_err(ask)?;
+    if let Some(other) = collation.filter(|collation| collation != "BINARY") {
+        return Err(wrong_column(&name, "lease_name", &format!("of collation {other}"), "compared as bytes", REBUILD));
+    }
     if strict == 0 {
         return Err(wrong(format!("table {name} is not STRICT, so a column can hold any type: run `{REBUILD}`")));
     }
-    Ok(())
+    // Changes nothing, but wants to: a file that may only be read is found out now and not by the first job.
+    match conn.execute(AssertSqlSafe(format!("UPDATE {name} SET seals = seals WHERE false"))).await {
+        Err(error) if !super::is_busy(&error) => {
+            Err(wrong("the file may only be read, and fenced transactions must be able to write").because(error))
+        }
+        _ => Ok(()),
+    }
 }
