@@ -22,6 +22,8 @@ use crate::{
 
 /// How long a finished run waits for its lease to be released; after that the keeper goes on trying without it.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
+/// How long an acquire is asked again while connections fail.
+const LOST_ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a waiting run sleeps at most before it asks again.
 const POLL: Duration = Duration::from_secs(1);
 
@@ -248,11 +250,23 @@ async fn acquire<DB: Backend, E>(
     job: &'static str,
 ) -> Result<Holding, RunError<E>> {
     let started = Instant::now();
+    // Fresh for this acquisition and the same for all its tries: one whose answer was lost may have won.
+    let owner = OwnerToken::fresh();
+    let mut failing_since = None;
     loop {
-        let contended = match try_acquire(shared, &name, terms, job).await.map_err(RunError::Fence)? {
-            Acquired::Ours(holding) => return Ok(holding),
-            Acquired::Theirs(contended) => contended,
+        let contended = match try_acquire(shared, &name, owner, terms, job).await {
+            Ok(Acquired::Ours(holding)) => return Ok(holding),
+            Ok(Acquired::Theirs(contended)) => contended,
+            Err(error) if is_lost_answer(&error) => {
+                if failing_since.get_or_insert_with(Instant::now).elapsed() >= LOST_ANSWER_PATIENCE {
+                    return Err(RunError::Fence(error));
+                }
+                sleep(jittered(Duration::from_millis(100))).await;
+                continue;
+            }
+            Err(error) => return Err(RunError::Fence(error)),
         };
+        failing_since = None;
         let left = terms.wait.saturating_sub(started.elapsed());
         if left.is_zero() {
             debug!(lease = %name, holder = contended.holder, "lease contended");
@@ -261,6 +275,11 @@ async fn acquire<DB: Backend, E>(
         let nap = contended.remaining.clamp(Duration::from_millis(20), POLL).min(left);
         sleep(jittered(nap)).await;
     }
+}
+
+/// The connection failed while we waited for the answer. Not: no answer came for so long that we gave up.
+fn is_lost_answer(error: &Error) -> bool {
+    matches!(error.as_sqlx(), Some(sqlx::Error::Io(io)) if io.kind() != std::io::ErrorKind::TimedOut)
 }
 
 enum Acquired {
@@ -272,10 +291,10 @@ enum Acquired {
 async fn try_acquire<DB: Backend>(
     shared: &Arc<Shared<DB>>,
     name: &LeaseName,
+    owner: OwnerToken,
     terms: Terms,
     job: &'static str,
 ) -> Result<Acquired, Error> {
-    let owner = OwnerToken::fresh();
     let (inner, lease) = (shared.clone(), name.clone());
     let acquired = shared
         .once("the lease could not be acquired", move |conn| {
@@ -285,7 +304,6 @@ async fn try_acquire<DB: Backend>(
                 let row = DB::Protocol::acquire(conn, &shared.tables, &name, owner, terms.ttl, &shared.holder).await?;
                 // Another's insert of the same row was rolled back in between.
                 let row = row.ok_or(sqlx::Error::RowNotFound)?;
-                // Fresh for this acquisition: a retry after a lost answer finds what the first try has won.
                 if row.owner != owner.to_string() {
                     return Ok(Ok(Acquired::Theirs(theirs(name, row))));
                 }
