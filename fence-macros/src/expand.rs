@@ -47,6 +47,9 @@ pub(crate) fn job(job: &Job) -> TokenStream {
     let given = projection(context, "Context", "given", &rt);
     let outcome = projection(returns, "Fallible", "outcome", &rt);
 
+    let implementation = quote_spanned! {hygiene=>
+        impl #impl_generics #rt::FencedJob for #job_type #type_generics #where_clause
+    };
     let name = sig.ident.to_string();
     let lease = lease(options.lease.as_ref(), &rt);
     let lease_options = lease_options(options, &rt);
@@ -54,7 +57,7 @@ pub(crate) fn job(job: &Job) -> TokenStream {
     let own_generics = turbofish(&sig.generics, 0);
     let arguments = (0..params.list.len()).map(Index::from);
 
-    let run = quote_spanned! {params::ends(returns).0=>
+    let run = quote_spanned! {Span::call_site().located_at(params::ends(returns).0)=>
         async fn run(self, ctx: #run_context) -> #run_result {
             #checks
             #outcome(#function #own_generics (#given(ctx), #(self.#arguments),*).await)
@@ -77,7 +80,7 @@ pub(crate) fn job(job: &Job) -> TokenStream {
             #[allow(non_camel_case_types)]
             struct #job_type #impl_generics (#(#fields,)* #marker_type) #where_clause;
 
-            impl #impl_generics #rt::FencedJob for #job_type #type_generics #where_clause {
+            #implementation {
                 #(type #associated;)*
 
                 fn name(&self) -> &'static ::core::primitive::str {
@@ -123,8 +126,8 @@ fn associated_types(context: &Type, returns: &Type, rt: &TokenStream) -> [TokenS
     [quote!(Db = #db), quote!(Lease = #lease), quote!(Output = #ok), quote!(Error = #err)]
 }
 
-/// `<Type as Trait>::Member`, of which the compiler thinks that it stands where the type does: if the type does not have
-/// the trait, it says so there, and only once, because the same words in the same place are dropped.
+/// `<Type as Trait>::Member`, of which the compiler thinks that it stands where the type does: if the type does not
+/// have the trait, it says so there, and once for all of them, because the same words in the same place are dropped.
 fn projection(ty: &Type, of: &str, member: &str, rt: &TokenStream) -> TokenStream {
     let (first, last) = params::ends(ty);
     let of = Ident::new(of, first);
@@ -133,13 +136,14 @@ fn projection(ty: &Type, of: &str, member: &str, rt: &TokenStream) -> TokenStrea
     quote_spanned!(last=> #open #ty as #rt::#of>::#member)
 }
 
-/// Tokens that the compiler thinks to stand where the type does.
+/// Tokens that the compiler thinks to stand where the type does, but knows to be generated: lints let them be.
 fn in_place_of(ty: &Type, tokens: TokenStream) -> TokenStream {
     let (first, last) = params::ends(ty);
+    let generated = |at: Span| Span::call_site().located_at(at);
     let mut tokens: Vec<TokenTree> = tokens.into_iter().collect();
-    tokens.iter_mut().for_each(|token| token.set_span(first));
+    tokens.iter_mut().for_each(|token| token.set_span(generated(first)));
     if let Some(token) = tokens.last_mut() {
-        token.set_span(last);
+        token.set_span(generated(last));
     }
     tokens.into_iter().collect()
 }
@@ -173,8 +177,8 @@ fn lease_options(options: &JobOptions, rt: &TokenStream) -> TokenStream {
     tokens
 }
 
-/// `::<DB, N, _>`: the types and constants, then a `_` for each of `inferred`. Lifetimes are left to the compiler, which
-/// refuses some of them there.
+/// `::<DB, N, _>`: the types and constants, then a `_` for each of `inferred`. Lifetimes are left to the compiler,
+/// which refuses some of them there.
 fn turbofish(generics: &Generics, inferred: usize) -> TokenStream {
     let mut arguments: Vec<TokenStream> = generics
         .params

@@ -14,8 +14,8 @@ use crate::{
     signature::{self, Kind},
 };
 
-const NOT_AN_EXECUTOR: &str = "a job's context is not an executor: write in `ctx.transaction(async |tx| …)` and pass \
-     `tx.executor()`, read through `ctx.read()`, or give a single statement to `ctx.execute(query)`";
+const NOT_AN_EXECUTOR: &str = "a job's context is not an executor: write in `ctx.transaction(async |tx| …)` and \
+     pass `tx.executor()`, read through `ctx.read()`, or give a single statement to `ctx.execute(query)`";
 
 /// A job without mistakes in its signature.
 pub(crate) struct Job {
@@ -27,8 +27,8 @@ pub(crate) struct Job {
     pub(crate) params: Params,
 }
 
-/// The attribute's expansion. Mistakes in the options leave a job with the defaults, mistakes in the signature the plain
-/// function, so that the rest of the crate and the editor go on.
+/// The attribute's expansion. Mistakes in the options leave a job with the defaults, mistakes in the signature the
+/// plain function, so that the rest of the crate and the editor go on.
 pub(crate) fn fenced_job(args: TokenStream, tokens: TokenStream) -> TokenStream {
     let mut errors = Errors::default();
     let options = JobOptions::parse(args, &mut errors);

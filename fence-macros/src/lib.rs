@@ -1,8 +1,8 @@
 //! The attributes of [`fence-runtime`](https://docs.rs/fence-runtime), which re-exports them: depend on that crate.
 //!
-//! Data flows one way: [`args`] reads the attribute, [`item`] the function; [`job`] and [`terminal`] check both and hold
-//! what is left to say; [`expand`] says it in Rust. Every mistake goes through [`diag`], which collects them, so that one
-//! compiler run shows them all.
+//! Data flows one way: [`args`] reads the attribute, [`item`] the function; [`job`] and [`terminal`] check both and
+//! hold what is left to say; [`expand`] says it in Rust. Every mistake goes through [`diag`], which collects them, so
+//! that one compiler run shows them all.
 
 mod args;
 mod attrs;
@@ -42,25 +42,29 @@ use proc_macro::TokenStream;
 ///
 /// | option | meaning | default |
 /// |---|---|---|
-/// | `lease = "group:name"` | the lease to hold: 1–190 bytes, no control characters, no white space at either end | required |
+/// | `lease = "group:name"` | the lease: 1–190 bytes, no control characters, no white space at either end | required |
 /// | `ttl = "30s"` | how long the lease lives without renewal: `100ms` to `24h` | the `Fence`'s, 30 s |
 /// | `renew = "10s"` | the time between two renewals: at most a third of `ttl` | a third of `ttl` |
 /// | `wait = "5s"` | how long to keep asking for a lease that somebody else holds | not at all |
-/// | `on_lost = "drop"` | `"drop"`: the job ends at its next await when the lease is lost; `"signal"`: it goes on and may watch `ctx.lost()`, its writes are refused | `"drop"` |
+/// | `on_lost = "signal"` | what a lost lease does to the job, see below | `"drop"` |
 /// | `crate = "path"` | where `fence_runtime` is found, if it was renamed or re-exported | `"::fence_runtime"` |
 ///
 /// Durations are whole numbers with the units `ms`, `s`, `m`, `h`, also combined: `"1m30s"`.
 ///
+/// When the lease is lost, `on_lost = "drop"` ends the job at its next await; with `"signal"` it goes on and may watch
+/// `ctx.lost()`. Its writes are refused either way.
+///
 /// # The function
 ///
-/// * It is a free `async fn` (no `self`, `Self`, `const`, `unsafe`, `extern`), generic or not: a job for every database is
-///   `async fn job<DB: Backend>(ctx: &FenceCtx<DB>, …)`.
+/// * It is a free `async fn` (no `self`, `Self`, `const`, `unsafe`, `extern`), generic or not: a job for every database
+///   is `async fn job<DB: Backend>(ctx: &FenceCtx<DB>, …)`.
 /// * Its first parameter is `&FenceCtx<_>`, without a named lifetime. An alias of `FenceCtx` is fine.
 /// * It returns a `Result` (or an alias of one) of `Send` types, without elided lifetimes.
-/// * No parameter is a raw handle: pools, connections, transactions, connect options, listeners, anything that is an sqlx
-///   `Executor` or `Acquire`, and what implements `RawHandle`, bare or wrapped. This is asked of types, not of names.
-/// * Arguments are `Send`. `impl Trait`, patterns, `mut`, borrowed arguments work; a path that hides a lifetime is written
-///   with it: `Page<'_>`.
+/// * No parameter is a raw handle: pools, connections, transactions, connect options, listeners, anything that is an
+///   sqlx `Executor` or `Acquire`, and what implements `RawHandle`, bare or wrapped. This is asked of types, not of
+///   names.
+/// * Arguments are `Send`. `impl Trait`, patterns, `mut`, borrowed arguments work; a path that hides a lifetime is
+///   written with it: `Page<'_>`.
 ///
 /// `doc`, `must_use`, `deprecated` and `cfg` stay on the constructor; every other attribute goes to the function itself
 /// (`allow` and `expect` reach both).
@@ -75,8 +79,8 @@ pub fn fenced_job(args: TokenStream, item: TokenStream) -> TokenStream {
 /// #[terminal_write]
 /// async fn finish_run(tx: &mut FencedTx<'_, Postgres>, run: i64) -> Result<Written, Error> {
 ///     let token = tx.fence_token();
-///     tx.terminal(sqlx::query("UPDATE runs SET status = 'done' WHERE run_id = $1 AND fence_token = $2").bind(run).bind(token))
-///         .await
+///     let done = "UPDATE runs SET status = 'done' WHERE run_id = $1 AND fence_token = $2";
+///     tx.terminal(sqlx::query(done).bind(run).bind(token)).await
 /// }
 /// ```
 ///

@@ -165,6 +165,11 @@ pub(crate) fn without_impl_traits(ty: &Type) -> Type {
     ty
 }
 
+const ELIDED: &str = "a fenced job cannot return an elided lifetime: return an owned value, or name the lifetime of an \
+     argument";
+
+const UNNAMED: &str = "a fenced job cannot return `impl Trait`: name the type, or box it as `Box<dyn … + Send>`";
+
 /// A return type must say where its lifetimes come from, and be a type that has a name.
 pub(crate) fn check_return_type(ty: &Type, errors: &mut Errors) {
     let mut ty = ty.clone();
@@ -178,29 +183,20 @@ struct CheckReturnType<'a> {
 impl VisitMut for CheckReturnType<'_> {
     fn visit_type_reference_mut(&mut self, reference: &mut TypeReference) {
         if reference.lifetime.is_none() {
-            self.errors.push(
-                reference.and_token,
-                "a fenced job cannot return an elided lifetime: return an owned value, or name the lifetime of an argument",
-            );
+            self.errors.push(reference.and_token, ELIDED);
         }
         visit_mut::visit_type_reference_mut(self, reference);
     }
 
     fn visit_lifetime_mut(&mut self, lifetime: &mut Lifetime) {
         if lifetime.ident == "_" {
-            self.errors.push(
-                lifetime,
-                "a fenced job cannot return an elided lifetime: return an owned value, or name the lifetime of an argument",
-            );
+            self.errors.push(lifetime, ELIDED);
         }
     }
 
     fn visit_type_mut(&mut self, ty: &mut Type) {
         if let Type::ImplTrait(bounds) = ty {
-            self.errors.push(
-                bounds,
-                "a fenced job cannot return `impl Trait`: name the type, or box it as `Box<dyn … + Send>`",
-            );
+            self.errors.push(bounds, UNNAMED);
             return;
         }
         visit_mut::visit_type_mut(self, ty);

@@ -20,7 +20,7 @@ pub(crate) fn refuse_as_executor(item: &mut Item, message: &str) {
     }
 }
 
-/// Puts `message` in the place of `handle` wherever a query is given it as its executor. Everything else stays as it is.
+/// Puts `message` in the place of `handle` wherever a query is given it as its executor. Everything else stays.
 ///
 /// Only chains that show that they are a query count: `steps.execute(ctx)` is somebody's own method.
 fn replace(body: TokenStream, handle: &Ident, message: &str) -> TokenStream {

@@ -1,5 +1,5 @@
-//! Expansions as text, so that a change of them is seen in review. `UPDATE_SNAPSHOTS=1 cargo test -p fence-macros` writes
-//! them anew.
+//! Expansions as text, so that a change of them is seen in review. `UPDATE_SNAPSHOTS=1 cargo test -p fence-macros`
+//! writes them anew.
 
 use std::{env, fs, path::PathBuf};
 
@@ -80,7 +80,11 @@ fn terminal_write() {
         TERMINAL_WRITE,
         "",
         "/// Ends the run.
-        pub async fn finish<DB: Backend>(tx: &mut FencedTx<'_, DB>, run: &Run, note: impl Display) -> Result<Written, Error> {
+        pub async fn finish<DB: Backend>(
+            tx: &mut FencedTx<'_, DB>,
+            run: &Run,
+            note: impl Display,
+        ) -> Result<Written, Error> {
             let token = tx.fence_token();
             tx.terminal(query(run, token)).await
         }",

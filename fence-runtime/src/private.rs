@@ -27,7 +27,7 @@ pub const fn millis(millis: u64) -> Duration {
 #[diagnostic::on_unimplemented(
     message = "the first parameter of a fenced job must be `&FenceCtx<_>`, found `&{Self}`",
     label = "not a `FenceCtx`",
-    note = "put `ctx: &FenceCtx<DB>` first: the job takes its connections from it, so that every write carries the fencing token"
+    note = "put `ctx: &FenceCtx<DB>` first: the job takes its connections from it, so that its writes carry the token"
 )]
 pub trait Context {
     /// The database of the job.
@@ -81,7 +81,7 @@ impl<T: Returnable, E: Returnable> Fallible for Result<T, E> {
 #[diagnostic::on_unimplemented(
     message = "a fenced job cannot return `{Self}`: it is not `Send`",
     label = "not `Send`",
-    note = "a boxed error must be `Box<dyn std::error::Error + Send + Sync>`; `anyhow::Error` and `sqlx::Error` are fine as they are"
+    note = "a boxed error must be `Box<dyn std::error::Error + Send + Sync>`; `anyhow::Error`, `sqlx::Error` are fine"
 )]
 pub trait Returnable: Send {}
 

@@ -1,22 +1,23 @@
 //! The type probe: does the signature of a job or of a terminal write hold a raw handle?
 //!
-//! The macros ask about *types*, not about names: an alias, a renamed import or an `Arc` hides nothing, and a domain type
-//! that happens to be called `Transaction` passes. The answer comes out of method lookup: [`probe`] returns the first of a
-//! chain of stages, each of which has an inherent `verdict` for the types that its one trait covers and dereferences to
-//! the next. The compiler takes the first that applies, so nothing has to be known about types that no stage covers.
+//! The macros ask about *types*, not about names: an alias, a renamed import or an `Arc` hides nothing, and a domain
+//! type that happens to be called `Transaction` passes. The answer comes out of method lookup: [`probe`] returns the
+//! first of a chain of stages, each of which has an inherent `verdict` for the types that its one trait covers and
+//! dereferences to the next. The compiler takes the first that applies, so nothing has to be known about types that no
+//! stage covers.
 
 use std::{marker::PhantomData, ops::BitOr, ops::Deref};
 
 use sqlx::{Acquire, ConnectOptions, Connection, Executor};
 
-/// A type that reaches the database past the fence: a pool, a connection, a transaction, or something that gives one away.
+/// A type that reaches the database past the fence: a pool, a connection, a transaction, or what gives one away.
 ///
-/// A `#[fenced_job]` or a `#[terminal_write]` that takes such a type does not compile, whether it stands there by itself,
-/// by reference, or inside `Box`, `Rc`, `Arc`, `Option`, `Result`, `Vec`, a map, a slice, an array, a tuple, a cell or a
-/// lock (of std or tokio). The handles of sqlx are covered already.
+/// A `#[fenced_job]` or a `#[terminal_write]` that takes such a type does not compile, whether it stands there by
+/// itself, by reference, or inside `Box`, `Rc`, `Arc`, `Option`, `Result`, `Vec`, a map, a slice, an array, a tuple, a
+/// cell or a lock (of std or tokio). The handles of sqlx are covered already.
 ///
-/// The probe cannot see into the fields of a struct. Implement the trait for the state types of your service that hold a
-/// pool, and jobs that take them are refused as well:
+/// The probe cannot see into the fields of a struct. Implement the trait for the state types of your service that hold
+/// a pool, and jobs that take them are refused as well:
 ///
 /// ```
 /// struct AppState {
@@ -70,8 +71,8 @@ mod sqlite {
     impl RawHandle for LockedSqliteHandle<'_> {}
 }
 
-/// A tuple with a raw handle at position `N`, or a wrapper of one. An implementation of [`RawHandle`] per position would
-/// overlap, so position 0 is `RawHandle` itself and the others have a trait each.
+/// A tuple with a raw handle at position `N`, or a wrapper of one. An implementation of [`RawHandle`] per position
+/// would overlap, so position 0 is `RawHandle` itself and the others have a trait each.
 pub trait RawAt<const N: usize> {}
 
 /// `T` is a raw handle if what it wraps is one.
@@ -179,8 +180,8 @@ macro_rules! stages {
 }
 
 // The macros strip references before they ask, so the traits of sqlx, which are implemented for references, are asked
-// about those too. Asking traits covers generic parameters by their bounds, `impl PgExecutor<'_>`, `DB::Connection`, and
-// whatever handles other crates build on sqlx.
+// about those too. Asking traits covers generic parameters by their bounds, `impl PgExecutor<'_>`, `DB::Connection`,
+// and whatever handles other crates build on sqlx.
 stages! {
     0: [T: RawHandle + ?Sized];
     1: ['c, T: Executor<'c>];
@@ -245,7 +246,7 @@ pub fn admit<T: ?Sized, Answer: Admissible<T>>(_: Verdict<T, Answer>) {}
 #[diagnostic::on_unimplemented(
     message = "a fenced function must not be given a raw database handle, found `{T}`",
     label = "reaches the database past the fence",
-    note = "a job takes its connections from the `FenceCtx`: `ctx.transaction(async |tx| …)` to write, `ctx.read()` to read",
+    note = "a job takes its connections from the `FenceCtx`: `ctx.transaction(async |tx| …)`, `ctx.read()`",
     note = "a terminal write takes them from the `FencedTx`: `tx.terminal(query)`, `tx.executor()`"
 )]
 pub trait Admissible<T: ?Sized> {}

@@ -1,0 +1,14 @@
+//! A context comes from a run, a transaction from a context.
+
+use fence_runtime::{FenceCtx, FencedTx};
+use sqlx::Sqlite;
+
+fn context(lease: &FenceCtx<Sqlite>) -> FenceCtx<Sqlite> {
+    FenceCtx { ..*lease }
+}
+
+fn transaction() -> FencedTx<'static, Sqlite> {
+    FencedTx {}
+}
+
+fn main() {}
