@@ -48,7 +48,7 @@ pub async fn status<D: TestDb>(db: &D) -> String {
 ///
 /// # Panics
 /// If it does not within [`LIMIT`](crate::stepper::LIMIT).
-pub async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+pub async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
     let look = async {
         while !holds().await {
             tokio::time::sleep(std::time::Duration::from_millis(2)).await;

@@ -129,7 +129,8 @@ async fn hostile_names_are_kept_apart<D: TestDb>(db: D) {
 }
 
 async fn a_hostile_holder_is_only_text<D: TestDb>(db: D) {
-    for (n, holder) in names().into_iter().enumerate() {
+    // The same literals as the names', so a sample will do.
+    for (n, holder) in names().into_iter().step_by(4).enumerate() {
         let fence =
             fence_runtime::Fence::builder(db.pool().clone()).holder(holder.clone()).migrate().build().await.unwrap();
         let run = fence.run(job("lease", move |ctx| Box::pin(async move { Ok::<_, Error>(ctx.fence_token().get()) })));
