@@ -1,10 +1,10 @@
 //! What the tests of fence stand on: [fresh databases](servers), [sessions](stepper) and [holders of a lease](owner)
-//! driven step by step, [closures as jobs](jobs), and a [proxy](proxy) that disturbs and counts.
+//! driven step by step, [closures as jobs](jobs), and a [`proxy`] that disturbs and counts.
 //!
 //! ```ignore
 //! conformance! { a_takeover_raises_the_token }
 //!
-//! async fn a_takeover_raises_the_token<D: TestDb>(db: D) { … }        // postgres::…, sqlite::…, sqlite_rollback::…
+//! async fn a_takeover_raises_the_token<D: TestDb>(db: D) {}        // postgres::…, sqlite::…, sqlite_rollback::…
 //!
 //! #[tokio::test]
 //! async fn postgres_only() {
