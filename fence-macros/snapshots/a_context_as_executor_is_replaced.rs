@@ -18,11 +18,10 @@ fn job() -> impl ::fence_runtime::__private::FencedJob<
     }
     #[allow(non_camel_case_types)]
     struct __Fenced_job();
-    impl __fence::FencedJob for __Fenced_job {
-        type Db = <FenceCtx<Sqlite> as __fence::Context>::Db;
+    impl __fence::Body for __Fenced_job {
+        type Context = FenceCtx<Sqlite>;
         type Lease = <FenceCtx<Sqlite> as __fence::Context>::Lease;
-        type Output = <sqlx::Result<()> as __fence::Fallible>::Ok;
-        type Error = <sqlx::Result<()> as __fence::Fallible>::Err;
+        type Returns = sqlx::Result<()>;
         fn name(&self) -> &'static ::core::primitive::str {
             ::core::concat!(::core::module_path!(), "::", "job")
         }
@@ -32,16 +31,9 @@ fn job() -> impl ::fence_runtime::__private::FencedJob<
         fn options(&self) -> __fence::LeaseOptions {
             __fence::LeaseOptions::new()
         }
-        async fn run(
-            self,
-            ctx: &__fence::FenceCtx<Self::Db, Self::Lease>,
-        ) -> ::core::result::Result<Self::Output, Self::Error> {
-            <sqlx::Result<
-                (),
-            > as __fence::Fallible>::outcome(
-                __fenced_job(<FenceCtx<Sqlite> as __fence::Context>::given(ctx)).await,
-            )
+        async fn run(self, ctx: &Self::Context) -> Self::Returns {
+            __fenced_job(ctx).await
         }
     }
-    __Fenced_job()
+    __fence::Job(__Fenced_job())
 }

@@ -11,11 +11,10 @@ fn job() -> impl crate::fence::__private::FencedJob<
     }
     #[allow(non_camel_case_types)]
     struct __Fenced_job();
-    impl __fence::FencedJob for __Fenced_job {
-        type Db = <FenceCtx<Sqlite> as __fence::Context>::Db;
+    impl __fence::Body for __Fenced_job {
+        type Context = FenceCtx<Sqlite>;
         type Lease = <FenceCtx<Sqlite> as __fence::Context>::Lease;
-        type Output = <Result<(), Error> as __fence::Fallible>::Ok;
-        type Error = <Result<(), Error> as __fence::Fallible>::Err;
+        type Returns = Result<(), Error>;
         fn name(&self) -> &'static ::core::primitive::str {
             ::core::concat!(::core::module_path!(), "::", "job")
         }
@@ -29,17 +28,9 @@ fn job() -> impl crate::fence::__private::FencedJob<
                 .wait(__fence::millis(60000u64))
                 .on_lost(__fence::OnLost::Signal)
         }
-        async fn run(
-            self,
-            ctx: &__fence::FenceCtx<Self::Db, Self::Lease>,
-        ) -> ::core::result::Result<Self::Output, Self::Error> {
-            <Result<
-                (),
-                Error,
-            > as __fence::Fallible>::outcome(
-                __fenced_job(<FenceCtx<Sqlite> as __fence::Context>::given(ctx)).await,
-            )
+        async fn run(self, ctx: &Self::Context) -> Self::Returns {
+            __fenced_job(ctx).await
         }
     }
-    __Fenced_job()
+    __fence::Job(__Fenced_job())
 }

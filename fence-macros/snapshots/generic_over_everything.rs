@@ -69,15 +69,13 @@ where
         const N: usize,
         ImplFn0: Fn(&str) -> bool + Send,
         ImplIterator1: Iterator<Item = &'__arg1 str> + Send,
-    > __fence::FencedJob
-    for __Fenced_job<'__arg0, '__arg1, 'a, DB, N, ImplFn0, ImplIterator1>
+    > __fence::Body for __Fenced_job<'__arg0, '__arg1, 'a, DB, N, ImplFn0, ImplIterator1>
     where
         i64: sqlx::Type<DB>,
     {
-        type Db = <FenceCtx<DB> as __fence::Context>::Db;
+        type Context = FenceCtx<DB>;
         type Lease = <FenceCtx<DB> as __fence::Context>::Lease;
-        type Output = <Result<&'a str, DB::Error> as __fence::Fallible>::Ok;
-        type Error = <Result<&'a str, DB::Error> as __fence::Fallible>::Err;
+        type Returns = Result<&'a str, DB::Error>;
         fn name(&self) -> &'static ::core::primitive::str {
             ::core::concat!(::core::module_path!(), "::", "job")
         }
@@ -87,10 +85,7 @@ where
         fn options(&self) -> __fence::LeaseOptions {
             __fence::LeaseOptions::new()
         }
-        async fn run(
-            self,
-            ctx: &__fence::FenceCtx<Self::Db, Self::Lease>,
-        ) -> ::core::result::Result<Self::Output, Self::Error> {
+        async fn run(self, ctx: &Self::Context) -> Self::Returns {
             {
                 use __fence::{admit, probe};
                 admit(probe::<String>().verdict());
@@ -104,29 +99,15 @@ where
                         | probe::<ImplIterator1>().verdict(),
                 );
             }
-            <Result<
-                &'a str,
-                DB::Error,
-            > as __fence::Fallible>::outcome(
-                __fenced_job::<
-                    DB,
-                    N,
-                >(
-                        <FenceCtx<DB> as __fence::Context>::given(ctx),
-                        self.0,
-                        self.1,
-                        self.2,
-                        self.3,
-                        self.4,
-                    )
-                    .await,
-            )
+            __fenced_job::<DB, N>(ctx, self.0, self.1, self.2, self.3, self.4).await
         }
     }
-    __Fenced_job::<
-        DB,
-        N,
-        _,
-        _,
-    >(names, arg1, rows, each, sources, ::core::marker::PhantomData)
+    __fence::Job(
+        __Fenced_job::<
+            DB,
+            N,
+            _,
+            _,
+        >(names, arg1, rows, each, sources, ::core::marker::PhantomData),
+    )
 }

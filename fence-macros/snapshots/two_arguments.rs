@@ -20,11 +20,10 @@ pub fn reconcile<'__arg0>(
     }
     #[allow(non_camel_case_types)]
     struct __Fenced_reconcile<'__arg0>(&'__arg0 Deps, i64);
-    impl<'__arg0> __fence::FencedJob for __Fenced_reconcile<'__arg0> {
-        type Db = <FenceCtx<Postgres> as __fence::Context>::Db;
+    impl<'__arg0> __fence::Body for __Fenced_reconcile<'__arg0> {
+        type Context = FenceCtx<Postgres>;
         type Lease = <FenceCtx<Postgres> as __fence::Context>::Lease;
-        type Output = <anyhow::Result<Report> as __fence::Fallible>::Ok;
-        type Error = <anyhow::Result<Report> as __fence::Fallible>::Err;
+        type Returns = anyhow::Result<Report>;
         fn name(&self) -> &'static ::core::primitive::str {
             ::core::concat!(::core::module_path!(), "::", "reconcile")
         }
@@ -34,25 +33,13 @@ pub fn reconcile<'__arg0>(
         fn options(&self) -> __fence::LeaseOptions {
             __fence::LeaseOptions::new().ttl(__fence::millis(30000u64))
         }
-        async fn run(
-            self,
-            ctx: &__fence::FenceCtx<Self::Db, Self::Lease>,
-        ) -> ::core::result::Result<Self::Output, Self::Error> {
+        async fn run(self, ctx: &Self::Context) -> Self::Returns {
             {
                 use __fence::{admit, probe};
                 admit(probe::<Deps>().verdict());
             }
-            <anyhow::Result<
-                Report,
-            > as __fence::Fallible>::outcome(
-                __fenced_reconcile(
-                        <FenceCtx<Postgres> as __fence::Context>::given(ctx),
-                        self.0,
-                        self.1,
-                    )
-                    .await,
-            )
+            __fenced_reconcile(ctx, self.0, self.1).await
         }
     }
-    __Fenced_reconcile(deps, run)
+    __fence::Job(__Fenced_reconcile(deps, run))
 }

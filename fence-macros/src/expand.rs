@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use proc_macro2::{Ident, Span, TokenStream, TokenTree};
+use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, format_ident, quote, quote_spanned};
 use syn::{GenericParam, Generics, Index, Signature, Type, spanned::Spanned};
 
@@ -39,17 +39,8 @@ pub(crate) fn job(job: &Job) -> TokenStream {
     let fields = params.list.iter().map(|param| &param.stored);
     let marker = Marker(params.maybe_unused(sig));
     let marker_type = marker.field_type();
-    let associated = associated_types(context, returns, &rt);
-    // Where the user wrote what these come from: the compiler complains there if it does not fit.
-    let run_context = in_place_of(context, quote!(&#rt::FenceCtx<Self::Db, Self::Lease>));
-    let run_result = in_place_of(returns, quote!(::core::result::Result<Self::Output, Self::Error>));
-    let lease_type = in_place_of(context, quote!(Self::Lease));
-    let given = projection(context, "Context", "given", &rt);
-    let outcome = projection(returns, "Fallible", "outcome", &rt);
+    let lease_type = projection(context, "Context", "Lease", &rt);
 
-    let implementation = quote_spanned! {hygiene=>
-        impl #impl_generics #rt::FencedJob for #job_type #type_generics #where_clause
-    };
     let name = sig.ident.to_string();
     let lease = lease(options.lease.as_ref(), &rt);
     let lease_options = lease_options(options, &rt);
@@ -57,16 +48,36 @@ pub(crate) fn job(job: &Job) -> TokenStream {
     let own_generics = turbofish(&sig.generics, 0);
     let arguments = (0..params.list.len()).map(Index::from);
 
-    let run = quote_spanned! {Span::call_site().located_at(params::ends(returns).0)=>
-        async fn run(self, ctx: #run_context) -> #run_result {
-            #checks
-            #outcome(#function #own_generics (#given(ctx), #(self.#arguments),*).await)
-        }
-    };
-
     let names = params.list.iter().map(|param| &param.name);
     let job_generics = turbofish(&params.generics, params.impl_traits.len());
     let marker_value = marker.value();
+
+    // What the compiler says of all this as a whole is about the function: it stands at its name.
+    let implementation = quote_spanned! {hygiene=>
+        impl #impl_generics #rt::Body for #job_type #type_generics #where_clause {
+            type Context = #context;
+            type Lease = #lease_type;
+            type Returns = #returns;
+
+            fn name(&self) -> &'static ::core::primitive::str {
+                ::core::concat!(::core::module_path!(), "::", #name)
+            }
+
+            fn lease(&self) -> Self::Lease {
+                #lease
+            }
+
+            fn options(&self) -> #rt::LeaseOptions {
+                #lease_options
+            }
+
+            async fn run(self, ctx: &Self::Context) -> Self::Returns {
+                #checks
+                #function #own_generics (ctx, #(self.#arguments),*).await
+            }
+        }
+    };
+    let value = quote_spanned!(hygiene=> #rt::Job(#job_type #job_generics (#(#names,)* #marker_value)));
 
     quote! {
         #(#outer_attrs)*
@@ -80,25 +91,9 @@ pub(crate) fn job(job: &Job) -> TokenStream {
             #[allow(non_camel_case_types)]
             struct #job_type #impl_generics (#(#fields,)* #marker_type) #where_clause;
 
-            #implementation {
-                #(type #associated;)*
+            #implementation
 
-                fn name(&self) -> &'static ::core::primitive::str {
-                    ::core::concat!(::core::module_path!(), "::", #name)
-                }
-
-                fn lease(&self) -> #lease_type {
-                    #lease
-                }
-
-                fn options(&self) -> #rt::LeaseOptions {
-                    #lease_options
-                }
-
-                #run
-            }
-
-            #job_type #job_generics (#(#names,)* #marker_value)
+            #value
         }
     }
 }
@@ -134,18 +129,6 @@ fn projection(ty: &Type, of: &str, member: &str, rt: &TokenStream) -> TokenStrea
     let member = Ident::new(member, last);
     let open = quote_spanned!(first=> <);
     quote_spanned!(last=> #open #ty as #rt::#of>::#member)
-}
-
-/// Tokens that the compiler thinks to stand where the type does, but knows to be generated: lints let them be.
-fn in_place_of(ty: &Type, tokens: TokenStream) -> TokenStream {
-    let (first, last) = params::ends(ty);
-    let generated = |at: Span| Span::call_site().located_at(at);
-    let mut tokens: Vec<TokenTree> = tokens.into_iter().collect();
-    tokens.iter_mut().for_each(|token| token.set_span(generated(first)));
-    if let Some(token) = tokens.last_mut() {
-        token.set_span(generated(last));
-    }
-    tokens.into_iter().collect()
 }
 
 fn lease(lease: Option<&Lease>, rt: &TokenStream) -> TokenStream {

@@ -23,6 +23,65 @@ pub const fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
+/// What the attribute makes of a job: its arguments, and how to run it. As [`Job`] it is a [`FencedJob`].
+///
+/// Nothing is asked of the types here, so that a wrong one is told of once: where the constructor names it.
+pub trait Body: Send + Sized {
+    /// What the first parameter refers to.
+    type Context: 'static;
+    /// The context's lease.
+    type Lease;
+    /// The declared return type.
+    type Returns;
+
+    /// The job's name.
+    fn name(&self) -> &'static str;
+
+    /// The lease to acquire.
+    fn lease(&self) -> Self::Lease;
+
+    /// What the attribute asks of the lease.
+    fn options(&self) -> LeaseOptions;
+
+    /// The function itself.
+    fn run(self, ctx: &Self::Context) -> impl Future<Output = Self::Returns> + Send;
+}
+
+/// A [`Body`] as a [`FencedJob`].
+pub struct Job<B>(pub B);
+
+impl<B: Body> FencedJob for Job<B>
+where
+    B::Context: Context<Lease = B::Lease>,
+    B::Lease: Lease,
+    B::Returns: Fallible,
+{
+    type Db = <B::Context as Context>::Db;
+    type Lease = B::Lease;
+    type Output = <B::Returns as Fallible>::Ok;
+    type Error = <B::Returns as Fallible>::Err;
+
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn lease(&self) -> Self::Lease {
+        self.0.lease()
+    }
+
+    fn options(&self) -> LeaseOptions {
+        self.0.options()
+    }
+
+    fn run(
+        self,
+        ctx: &FenceCtx<Self::Db, Self::Lease>,
+    ) -> impl Future<Output = Result<Self::Output, Self::Error>> + Send {
+        let run = self.0.run(B::Context::given(ctx));
+        async move { run.await.outcome() }
+    }
+}
+
 /// What the first parameter of a job refers to: the only implementor is [`FenceCtx`], whatever a user's alias calls it.
 #[diagnostic::on_unimplemented(
     message = "the first parameter of a fenced job must be `&FenceCtx<_>`, found `&{Self}`",

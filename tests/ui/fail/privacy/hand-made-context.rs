@@ -3,8 +3,8 @@
 use fence_runtime::{FenceCtx, FencedTx};
 use sqlx::Sqlite;
 
-fn context(lease: &FenceCtx<Sqlite>) -> FenceCtx<Sqlite> {
-    FenceCtx { ..*lease }
+fn context() -> FenceCtx<Sqlite> {
+    FenceCtx {}
 }
 
 fn transaction() -> FencedTx<'static, Sqlite> {
