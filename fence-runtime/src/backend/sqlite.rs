@@ -314,7 +314,9 @@ const NESTED: &str = "a nested transaction or savepoint was still open";
 const ENDED_EARLY: &str =
     "SQLite had ended the transaction (a ROLLBACK or COMMIT that was not fence's, or a statement that rolls back)";
 
-const COLUMNS: &str = "l.lease_name, l.owner_token, l.fence_token, l.holder, l.progress, \
+// Named explicitly: how else a column is called is a matter of pragmas.
+const COLUMNS: &str = "l.lease_name AS lease_name, l.owner_token AS owner_token, l.fence_token AS fence_token, \
+    l.holder AS holder, l.progress AS progress, \
     l.leased_until - (CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000) AS remaining_us, \
     l.acquired_at AS acquired_at_us, l.renewed_at AS renewed_at_us";
 

@@ -83,8 +83,9 @@ fn may_not_enter(tables: &Tables, error: &sqlx::Error) -> Option<Error> {
 
 async fn columns(conn: &mut PgConnection, name: &str, oid: i64) -> Result<(), Error> {
     let ask = |e| Error::database("could not verify the lease table", e);
+    // `quote_all_identifiers` puts types in quotes too.
     let found = sqlx::query(
-        "SELECT a.attname::text, format_type(a.atttypid, a.atttypmod), coalesce(c.collisdeterministic, true) \
+        "SELECT a.attname::text, replace(format_type(a.atttypid, a.atttypmod), '\"', ''), coalesce(c.collisdeterministic, true) \
          FROM pg_attribute a LEFT JOIN pg_collation c ON c.oid = a.attcollation \
          WHERE a.attrelid = $1::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped",
     )

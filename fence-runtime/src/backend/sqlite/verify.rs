@@ -34,6 +34,12 @@ pub(super) async fn verify(conn: &mut SqliteConnection, tables: &Tables) -> Resu
     if read_only != 0 {
         return Err(wrong("the pool's connections are `query_only`: fenced transactions must be able to write"));
     }
+    let locking: String = sqlx::query_scalar("PRAGMA locking_mode").fetch_one(&mut *conn).await.map_err(ask)?;
+    if locking != "normal" {
+        return Err(wrong(format!(
+            "the pool's connections have locking mode {locking}, which shuts the keeper out: use the normal one"
+        )));
+    }
 
     let name = tables.leases();
     let table: Option<(String, i64)> =
