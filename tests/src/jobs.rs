@@ -8,9 +8,9 @@
 
 use std::{future::Future, marker::PhantomData, pin::Pin, time::Duration};
 
-use fence_runtime::{Backend, Error, FenceCtx, FencedJob, LeaseOptions, OnLost};
+use fence_runtime::{Backend, Error, Fence, FenceCtx, FencedJob, LeaseOptions, OnLost};
 
-use crate::owner::Named;
+use crate::{owner::Named, stepper::within};
 
 /// What a closure returns.
 pub type Body<'c, T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 'c>>;
@@ -39,6 +39,24 @@ pub fn token_of<DB: Backend>(
         let token = ctx.fence_token().get();
         Box::pin(async move { Ok(token) })
     })
+}
+
+/// Waits until nobody holds the lease, which must be soon; returns the fencing token that is next, held for a moment.
+///
+/// # Panics
+/// If the lease is not free within [`LIMIT`](crate::stepper::LIMIT).
+pub async fn free_soon<DB: Backend>(fence: &Fence<DB>, lease: &str) -> i64 {
+    let ask = async {
+        loop {
+            // Not with `wait`, which rests between two looks for longer than a test has time.
+            match fence.run(token_of(lease).ttl(Duration::from_secs(3600))).await {
+                Ok(token) => return token,
+                Err(error) if error.is_contended() => tokio::time::sleep(Duration::from_millis(2)).await,
+                Err(error) => panic!("{lease:?}: {error}"),
+            }
+        }
+    };
+    within(&format!("{lease:?} is free"), ask).await
 }
 
 impl<DB, F> Job<DB, F> {

@@ -12,7 +12,7 @@ use fence_runtime::{Error, Fence, RunError, TxOptions};
 use fence_tests::{
     app::{COMPLETE, RUNS, status},
     conformance,
-    jobs::{job, token_of},
+    jobs::{free_soon, job, token_of},
     owner::{
         Act::{Begin, Commit, Execute, Terminal},
         Owner,
@@ -185,7 +185,7 @@ async fn a_lease_is_free_after_the_run_was_dropped<D: TestDb>(db: D) {
     a.ok(Terminal("UPDATE runs SET status = 'done'".into())).await;
     a.abort().await;
     // A minute of an hour's TTL would not be enough: it was released.
-    assert_eq!(within("the lease is free", other.run(token_of(LEASE).wait(LONG))).await.unwrap(), 2);
+    assert_eq!(free_soon(&other, LEASE).await, 2);
     assert_eq!(status(&db).await, "new");
 }
 

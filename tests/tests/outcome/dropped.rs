@@ -7,7 +7,7 @@ use fence_tests::{
     app::{COMPLETE, RUNS, count, eventually, insert, on, status},
     conformance,
     cut::cut,
-    jobs::{job, token_of},
+    jobs::{free_soon, job},
     servers::TestDb,
     stepper::within,
 };
@@ -195,8 +195,7 @@ async fn a_run_that_is_dropped_anywhere_leaves_no_trace<D: TestDb>(db: D) {
             ),
         );
         whole = dropped.await.is_some_and(|result| result.map(drop).is_ok());
-        let next = fence.run(token_of(LEASE).wait(Duration::from_secs(60)).ttl(Duration::from_secs(3600)));
-        let next = within(&format!("dropped at poll {at}: the next run"), next).await.unwrap();
+        let next = free_soon(&fence, LEASE).await;
         assert!(next > token && next <= token + 2, "dropped at poll {at}: token {next} after {token}");
         token = next;
         at_rest(&db, &pool, &format!("dropped at poll {at}")).await;
@@ -267,8 +266,7 @@ async fn a_runtime_that_is_dropped_under_a_run<D: TestDb>(db: D) {
     });
     within("the runtime ends", tokio::task::spawn_blocking(move || ended.join())).await.unwrap().unwrap();
     // The keeper has a runtime of its own, and releases.
-    let next = within("the lease is free", other.run(token_of(LEASE).wait(Duration::from_secs(60)))).await;
-    assert_eq!(next.unwrap(), 2);
+    assert_eq!(free_soon(&other, LEASE).await, 2);
     assert_eq!(count(&db, 2).await, 0);
     at_rest(&db, db.pool(), "the runtime has ended").await;
 }

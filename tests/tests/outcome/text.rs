@@ -71,7 +71,8 @@ async fn without_standard_conforming_strings_nothing_can_be_injected(db: Postgre
                         Ok::<_, Error>(ctx.fence_token().get())
                     })
                 })
-                .ttl(Duration::from_millis(600)),
+                .ttl(Duration::from_secs(3))
+                .renew(Duration::from_millis(100)),
             )
             .await
             .unwrap_or_else(|error| panic!("{text:?}: {error}"));

@@ -5,6 +5,7 @@ mod config;
 mod migrations;
 mod reach;
 mod roles;
+mod session;
 mod table;
 
 use std::time::Duration;
@@ -72,7 +73,8 @@ async fn works<DB: Backend<Connection: Migrate>>(fence: &Fence<DB>, what: &str) 
                 Ok::<_, Error>((ctx.lease_name().clone(), ctx.fence_token().get()))
             })
         })
-        .ttl(Duration::from_millis(300)),
+        .ttl(Duration::from_secs(3))
+        .renew(Duration::from_millis(100)),
     );
     let (lease, token) = run.await.unwrap_or_else(|error| panic!("{what}: {error}"));
     let revoked = fence.revoke(&lease, Duration::from_secs(5)).await.unwrap_or_else(|error| panic!("{what}: {error}"));
