@@ -1,7 +1,7 @@
 //! The attributes of [`fence-runtime`](https://docs.rs/fence-runtime), which re-exports them: depend on that crate.
 //!
-//! Data flows one way: [`args`] reads the attribute, [`item`] the function; [`job`] and [`terminal`] check both and
-//! hold what is left to say; [`expand`] says it in Rust. Every mistake goes through [`diag`], which collects them, so
+//! Data flows one way: `args` reads the attribute, `item` the function; `job` and `terminal` check both and
+//! hold what is left to say; `expand` says it in Rust. Every mistake goes through `diag`, which collects them, so
 //! that one compiler run shows them all.
 
 mod args;
@@ -29,7 +29,9 @@ use proc_macro::TokenStream;
 /// #[fenced_job(lease = "admin:reconciliation", ttl = "30s")]
 /// async fn reconcile(ctx: &FenceCtx<Postgres>, deps: &Deps, run: i64) -> anyhow::Result<Report> {
 ///     ctx.transaction(async |tx| claim_run(tx, run).await).await?;
-///     …
+///     let report = deps.compare(run).await?;
+///     ctx.transaction(async |tx| finish_run(tx, run).await).await?;
+///     Ok(report)
 /// }
 ///
 /// let report = fence.run(reconcile(&deps, 42)).await?;

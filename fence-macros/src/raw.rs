@@ -53,7 +53,9 @@ struct Types<'a> {
 
 impl<'a> Types<'a> {
     fn visit(&mut self, ty: &'a Type) {
-        match ungroup(ty) {
+        // Parentheses that a reference needed would be a lint without it.
+        let ty = ungroup(ty);
+        match ty {
             Type::Reference(reference) => self.visit(&reference.elem),
             Type::Ptr(pointer) => self.visit(&pointer.elem),
             Type::Slice(slice) => self.visit(&slice.elem),
@@ -145,6 +147,7 @@ mod tests {
             ("Arc<Deps>", &["Arc<Deps>", "Deps"]),
             ("(i64, Option<&Pool>)", &["Option<&'__arg0 Pool>", "Pool"]),
             ("HashMap<String, Vec<u8>>", &["HashMap<String, Vec<u8>>", "String", "Vec<u8>"]),
+            ("&(dyn Send + Sync)", &["dyn Send + Sync"]),
             ("fn(&mut Conn) -> Out", &["Out"]),
             ("&dyn Fn(&mut Conn) -> Out", &["dyn Fn(&mut Conn) -> Out", "Out"]),
             ("impl Iterator<Item = Row>", &["ImplIterator0", "Row"]),

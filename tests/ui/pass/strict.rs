@@ -40,8 +40,9 @@ pub(crate) async fn job(
     _unused: Option,
     ctx2: i64,
     pool: &mut Text,
+    each: &(dyn ::std::ops::Fn(&str) -> bool + ::std::marker::Sync),
 ) -> ::std::result::Result<i64, Error> {
-    let _ = job;
+    let _ = (job, each("x"));
     pool.push('x');
     let _left = ctx.check().await?;
     ::std::result::Result::Ok(ctx2)
