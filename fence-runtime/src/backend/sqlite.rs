@@ -38,10 +38,11 @@ const BUSY: i32 = 5;
 const KEEPER_BUSY: Duration = Duration::from_millis(100);
 const COMMIT_TRIES: u32 = 20;
 
-/// The state of the hooks of one connection.
+/// The state of the hooks of one transaction. They stay on its connection until the next one brings its own: to remove them would cost as
+/// much as a statement.
 pub struct Hooks(AtomicU8);
 
-/// No fenced transaction: the hooks let everything through.
+/// The transaction is over: the hooks let everything through.
 const OFF: u8 = 0;
 /// Nobody may commit.
 const FORBID: u8 = 1;
@@ -257,8 +258,8 @@ impl Protocol for Lite {
     ) -> (Ending, Fit) {
         let (why, error) = match commit(conn, tables, mark, id, ttl).await {
             Commit::Done(remaining) => {
-                let fit = if remove_hooks(conn, mark).await { Fit::Reuse } else { Fit::Close };
-                return (Ending::Committed(Some(remaining)), fit);
+                mark.0.store(OFF, SeqCst);
+                return (Ending::Committed(Some(remaining)), Fit::Reuse);
             }
             Commit::Lost => return (Ending::RolledBack(RolledBack::Lost), Self::undo(conn, mark).await),
             Commit::Unknown(error) => {
@@ -299,8 +300,8 @@ impl Protocol for Lite {
             Err(error) if message_of(&error).contains("no transaction is active") => {}
             Err(_) => return Fit::Close,
         }
-        let writable = conn.execute("PRAGMA query_only = 0").await.is_ok();
-        if writable && remove_hooks(conn, mark).await { Fit::Reuse } else { Fit::Close }
+        mark.0.store(OFF, SeqCst);
+        if conn.execute("PRAGMA query_only = 0").await.is_ok() { Fit::Reuse } else { Fit::Close }
     }
 
     /// Only queues to the connection's worker thread, so that it needs no runtime; the file's lock is free at once.
@@ -392,14 +393,20 @@ async fn extend(
     ttl: Duration,
     only_live: bool,
 ) -> Result<Option<Duration>, sqlx::Error> {
-    let (t, until) = (tables.leases(), after(ttl));
     let live = if only_live { format!(" AND leased_until > {NOW}") } else { String::new() };
+    // Bound, so that it is prepared once on each connection: it runs twice in every fenced transaction.
     let sql = format!(
-        "UPDATE {t} SET leased_until = max(leased_until, {until}), renewed_at = {NOW} WHERE {}{live} RETURNING leased_until - {NOW}",
-        is_held(id)
+        "UPDATE {} SET leased_until = max(leased_until, {NOW} + ?), renewed_at = {NOW} \
+         WHERE lease_name = ? AND owner_token = ? AND fence_token = ?{live} RETURNING leased_until - {NOW}",
+        tables.leases()
     );
-    let remaining: Option<i64> =
-        conn.fetch_optional(sqlx::raw_sql(AssertSqlSafe(sql))).await?.map(|row| row.try_get(0)).transpose()?;
+    let remaining: Option<i64> = sqlx::query_scalar(AssertSqlSafe(sql))
+        .bind(i64::try_from(ttl.as_micros()).unwrap_or(i64::MAX))
+        .bind(id.name.as_str())
+        .bind(id.owner.to_string())
+        .bind(id.token.get())
+        .fetch_optional(conn)
+        .await?;
     Ok(remaining.map(|us| Duration::from_micros(us.try_into().unwrap_or(0))))
 }
 
@@ -445,19 +452,6 @@ async fn commit(
     }
     mark.0.store(FORBID, SeqCst);
     Commit::Refused("readers were in the way of COMMIT for too long", None)
-}
-
-/// Hooks live as long as the connection and would refuse its next user. Off first: the removal may fail.
-async fn remove_hooks(conn: &mut SqliteConnection, mark: &Hooks) -> bool {
-    mark.0.store(OFF, SeqCst);
-    match conn.lock_handle().await {
-        Ok(mut handle) => {
-            handle.remove_commit_hook();
-            handle.remove_rollback_hook();
-            true
-        }
-        Err(_) => false,
-    }
 }
 
 fn message_of(error: &sqlx::Error) -> &str {
