@@ -17,6 +17,7 @@
 pub mod app;
 pub mod cut;
 pub mod jobs;
+pub mod log;
 pub mod owner;
 pub mod proxy;
 pub mod servers;
