@@ -64,7 +64,9 @@ pub enum Revocation {
     },
 }
 
+/// How long one try may take, and how long it may at least, which is what a lock that nobody holds costs on a busy server.
 const PATIENCE: Duration = Duration::from_millis(500);
+const LEAST: Duration = Duration::from_millis(200);
 
 impl<DB: Backend> Fence<DB> {
     /// Every lease there is, in the order of their names.
@@ -119,7 +121,7 @@ impl<DB: Backend> Fence<DB> {
         };
         let token = expired.token;
         loop {
-            let patience = PATIENCE.min(wait.saturating_sub(started.elapsed())).max(Duration::from_millis(20));
+            let patience = PATIENCE.min(wait.saturating_sub(started.elapsed())).max(LEAST);
             let (tables, name) = (self.shared.tables.clone(), lease.clone());
             let raised = self
                 .shared
