@@ -172,7 +172,8 @@ async fn a_lease_is_free_after_a_panic_which_goes_on<D: TestDb>(db: D) {
     );
     let panic = within("the run panics", tokio::spawn(run)).await.unwrap_err().into_panic();
     assert_eq!(panic.downcast_ref::<&str>(), Some(&"the job's own words"));
-    free_at_once::<D>(&other, 2).await;
+    // The connection of the open transaction was closed, which the server learns a moment later.
+    assert_eq!(free_soon(&other, LEASE).await, 2);
     assert_eq!(status(&db).await, "new");
 }
 
@@ -254,7 +255,7 @@ async fn a_lease_is_released_only_when_the_job_is_gone<D: TestDb>(db: D) {
 }
 
 async fn a_job_of_ten_times_its_ttl_is_never_taken_over<D: TestDb>(db: D) {
-    let ttl = Duration::from_millis(450);
+    let ttl = Duration::from_millis(500);
     let (fence, other) = (db.fence().await, db.fence_as("b").await);
     let (ended, started) = (Arc::new(AtomicBool::new(false)), Gate::new("the job holds its lease"));
     let (end, start) = (ended.clone(), started.clone());
@@ -284,7 +285,7 @@ async fn a_job_of_ten_times_its_ttl_is_never_taken_over<D: TestDb>(db: D) {
                 break;
             }
         }
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
     run.done().await.unwrap();
     assert!(tries > 20, "{tries}");

@@ -94,7 +94,7 @@ async fn revoking_what_nobody_holds_raises_the_token<D: TestDb>(db: D) {
     let fence = db.fence().await;
     fence.run(token_of(LEASE)).await.unwrap();
     for fence_token in 2..5 {
-        let revoked = fence.revoke(&name(LEASE), Duration::ZERO).await.unwrap();
+        let revoked = fence.revoke(&name(LEASE), Duration::from_secs(5)).await.unwrap();
         assert_eq!(revoked, Revocation::Complete { fence_token });
     }
     assert_eq!(fence.run(token_of(LEASE)).await.unwrap(), 5);

@@ -212,5 +212,5 @@ async fn a_part_that_is_dropped_half_way_is_not_committed<D: TestDb>(db: D) {
         assert_eq!(count(&db, run).await, i64::from(whole), "dropped at poll {at}");
         at += 1;
     }
-    assert!(at > 3, "{at}");
+    assert!(at > 1, "{at}");
 }

@@ -16,7 +16,7 @@ use sqlx::Pool;
 use crate::LEASE;
 
 mod slow {
-    fence_tests::conformance! { on postgres, sqlite: a_pool_that_hands_out_nothing_but_strays }
+    fence_tests::conformance! { on postgres: a_pool_that_hands_out_nothing_but_strays }
     use super::a_pool_that_hands_out_nothing_but_strays;
 }
 
