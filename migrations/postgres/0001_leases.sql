@@ -26,10 +26,12 @@ RETURNS void LANGUAGE plpgsql AS $fence$
 DECLARE
     expiry timestamptz;
     proof  refcursor := nonce;
+    is_set text;
 BEGIN
-    PERFORM set_config('idle_in_transaction_session_timeout', idle, true);
+    -- assigned and not PERFORMed, which would run a query each time
+    is_set := set_config('idle_in_transaction_session_timeout', idle, true);
     IF alive <> '' THEN
-        PERFORM set_config('client_connection_check_interval', alive, true);
+        is_set := set_config('client_connection_check_interval', alive, true);
     END IF;
     SELECT l.leased_until INTO expiry
       FROM /*prefix*/fenced_job_leases l
