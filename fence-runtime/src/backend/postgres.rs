@@ -132,7 +132,7 @@ impl Protocol for Pg {
              SELECT FROM upd UNION ALL SELECT FROM ins; {}",
             select_row(tables, name)
         );
-        short(conn, &body).await?.pop().filter(|row| !row.is_empty()).map(lease_row).transpose()
+        last_row(short(conn, &body).await?)
     }
 
     async fn renew(
@@ -228,7 +228,7 @@ impl Protocol for Pg {
             "{DURABLE}; UPDATE {t} SET leased_until = 'epoch' WHERE lease_name = {n}; {}",
             select_row(tables, name)
         );
-        short(conn, &body).await?.pop().map(lease_row).transpose()
+        last_row(short(conn, &body).await?)
     }
 
     async fn raise(
@@ -248,7 +248,7 @@ impl Protocol for Pg {
             select_row(tables, name)
         );
         match short(conn, &body).await {
-            Ok(mut rows) => rows.pop().map(lease_row).transpose(),
+            Ok(rows) => last_row(rows),
             Err(error) if code_of(&error).as_deref() == Some(CANCELED) => {
                 conn.execute("ROLLBACK").await?;
                 Ok(None)
@@ -407,6 +407,11 @@ fn level(isolation: Isolation) -> &'static str {
         Isolation::RepeatableRead => "REPEATABLE READ",
         Isolation::Serializable => "SERIALIZABLE",
     }
+}
+
+/// The row of the lease, which is asked for last: without one, the last may be that of another statement in the message.
+fn last_row(mut rows: Vec<PgRow>) -> Result<Option<LeaseRow>, sqlx::Error> {
+    rows.pop().filter(|row| row.try_column("lease_name").is_ok()).map(lease_row).transpose()
 }
 
 fn lease_row(row: PgRow) -> Result<LeaseRow, sqlx::Error> {
