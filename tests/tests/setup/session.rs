@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fence_runtime::{Error, Fence};
+use fence_runtime::{Error, ErrorKind, Fence, LeaseName};
 use fence_tests::{
     app::{COMPLETE, RUNS, status},
     jobs::job,
@@ -59,6 +59,8 @@ async fn whatever_the_session_has_set(db: PostgresDb) {
         let fence = Fence::builder(pool).build().await.unwrap_or_else(|error| panic!("{settings:?}: {error}"));
         works(&fence, &format!("{settings:?}")).await;
         writes(&db, &fence, &format!("{settings:?}")).await;
+        let unknown = fence.revoke(&LeaseName::new("nobody's").unwrap(), Duration::ZERO).await.unwrap_err();
+        assert_eq!(unknown.kind(), ErrorKind::Config, "{settings:?}: {unknown}");
     }
 }
 
