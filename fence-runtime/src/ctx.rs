@@ -11,7 +11,7 @@ use crate::{
     fence::Shared,
     lease::{FenceToken, LeaseName, OnLost, OwnerToken, Untyped},
     read::ReadTx,
-    term::{Holding, Loss},
+    term::{Holding, LastTx, Loss},
     terminal::Written,
     tx::{FencedTx, Open, TxOptions},
 };
@@ -77,7 +77,7 @@ impl<DB: Backend, L> FenceCtx<DB, L> {
         &self,
         body: impl AsyncFnOnce(&mut FencedTx<'_, DB, L>) -> Result<T, E>,
     ) -> Result<T, E> {
-        let mut tx = self.begin().await?;
+        let mut tx = self.begin_to_write().await?;
         match body(&mut tx).await {
             Ok(value) => {
                 tx.commit().await?;
@@ -114,7 +114,7 @@ impl<DB: Backend, L> FenceCtx<DB, L> {
     /// # Errors
     /// As [`begin`](Self::begin), [`FencedTx::terminal`] and [`FencedTx::commit`].
     pub async fn execute<'q>(&self, query: impl Execute<'q, DB>) -> Result<Written, Error> {
-        let mut tx = self.begin().await?;
+        let mut tx = self.begin_to_write().await?;
         match tx.terminal(query).await {
             Ok(written) => {
                 tx.commit().await?;
@@ -214,14 +214,34 @@ impl<DB: Backend, L> FenceCtx<DB, L> {
         uuid::Uuid::new_v5(&uuid::Uuid::NAMESPACE_URL, key.as_bytes()).to_string()
     }
 
+    /// Something was to be written: that it could not begin, or was dropped before, is no success whatever the job makes of it.
+    async fn begin_to_write(&self) -> Result<FencedTx<'_, DB, L>, Error> {
+        let mut intent = Intent(Some(&self.holding));
+        let begun = self.begin().await;
+        if begun.as_ref().map_or_else(Error::is_lost, |_| true) {
+            intent.0 = None;
+        }
+        begun
+    }
+
     pub(crate) fn on_lost(&self) -> OnLost {
         self.holding.terms.on_lost
     }
 
     fn lose(&self, loss: Loss) -> Error {
-        let error = loss.error(&self.holding.id);
+        let error = loss.error(&self.holding.id, "");
         self.holding.lose(loss);
         error
+    }
+}
+
+struct Intent<'h>(Option<&'h Holding>);
+
+impl Drop for Intent<'_> {
+    fn drop(&mut self) {
+        if let Some(holding) = self.0 {
+            holding.set_last(LastTx::Abandoned("it could not be opened, or was dropped before it was"));
+        }
     }
 }
 

@@ -12,7 +12,7 @@ pub enum ErrorKind {
     Config,
     /// The lease table or the server is not as it must be. The text has the statement that mends it.
     Schema,
-    /// The lease is no longer ours: superseded, expired, revoked, or its row is gone. Nothing was written.
+    /// The lease is no longer ours: superseded, expired, revoked, or its row is gone. Nothing was written after that.
     Lost,
     /// A terminal write changed no row; its transaction can only be rolled back.
     Unwritten,
@@ -85,7 +85,7 @@ impl Error {
         self.0.superseded_by
     }
 
-    /// The lease is no longer ours; nothing was written.
+    /// The lease is no longer ours; nothing was written after that.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.kind() == ErrorKind::Lost

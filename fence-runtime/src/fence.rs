@@ -197,10 +197,10 @@ impl<DB: Backend> FenceBuilder<DB> {
     pub async fn build(self) -> Result<Fence<DB>, Error> {
         check_ttl(self.default_ttl)?;
         let holder = self.holder.unwrap_or_else(default_holder);
-        if holder.len() > 255 || holder.chars().any(char::is_control) {
+        if holder.is_empty() || holder.len() > 255 || holder.chars().any(char::is_control) {
             return Err(Error::new(
                 ErrorKind::Config,
-                format!("holder {holder:?} must have at most 255 bytes and no control characters"),
+                format!("holder {holder:?} must have 1 to 255 bytes and no control characters"),
             ));
         }
         Tables::new(self.schema.as_deref(), &self.table_prefix)?;

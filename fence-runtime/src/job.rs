@@ -9,7 +9,8 @@ use crate::{
 
 /// A job that a [`Fence`](crate::Fence) can run: nothing happens until it does.
 ///
-/// `#[fenced_job]` implements this; calling the annotated function builds the value.
+/// `#[fenced_job]` implements this; calling the annotated function builds the value. Implemented by hand, nothing looks at what the job holds: a
+/// pool in it is not refused.
 #[must_use = "a job does nothing until a `Fence` runs it: `fence.run(job).await`"]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a fenced job",

@@ -51,9 +51,9 @@ impl LeaseStatus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Revocation {
-    /// The holder's term is over: no fenced transaction of it commits any more. The token is now this one.
+    /// The holder's term is over: no fenced transaction of it commits any more.
     Complete {
-        /// The token after the revocation; nobody holds it.
+        /// The token now. Nobody holds it, unless somebody took over in the meantime: then it is theirs.
         fence_token: i64,
     },
     /// No new fenced transaction of the holder begins, but one that was open already may still commit. Ask again to wait for it, or let

@@ -208,6 +208,7 @@ impl<T: ?Sized> Probe<T, 14> {
 }
 
 /// The answer about `T`.
+#[allow(clippy::type_complexity)]
 pub struct Verdict<T: ?Sized, Answer>(PhantomData<(fn(*const T), Answer)>);
 
 /// The answer for a raw handle.

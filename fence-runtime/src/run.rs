@@ -16,6 +16,7 @@ use crate::{
     fence::Shared,
     job::FencedJob,
     lease::{FenceToken, Lease, LeaseName, OnLost, OwnerToken, Terms},
+    session::ANSWER_LIMIT,
     term::{Holding, LastTx, Term},
     time::jittered,
 };
@@ -24,6 +25,8 @@ use crate::{
 const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
 /// How long an acquire is asked again while connections fail.
 const LOST_ANSWER_PATIENCE: Duration = Duration::from_secs(2);
+/// How long it waits for what its transactions do in the background; each step of theirs is given up long before.
+const SETTLE_PATIENCE: Duration = ANSWER_LIMIT.saturating_mul(4);
 /// How long a waiting run sleeps at most before it asks again.
 const POLL: Duration = Duration::from_secs(1);
 
@@ -164,10 +167,15 @@ pub(crate) async fn run<DB: Backend, J: FencedJob<Db = DB>>(
         .and_then(|name| Ok((name, Terms::new(job.options(), shared.default_ttl)?)))
         .map_err(RunError::Fence)?;
     let holding = acquire(&shared, name, terms, job.name()).await?;
+    let _end = EndOfRun(holding.clone());
     let ctx = FenceCtx::new(shared, holding.clone(), lease);
     let ended = drive(&ctx, job).await;
     // A commit that was dropped half-way goes on: its outcome is part of ours.
-    holding.settled().await;
+    if timeout(SETTLE_PATIENCE, holding.settled()).await.is_err() {
+        holding.set_last(LastTx::Unknown(
+            "whether the last transaction was committed is unknown: its future was leaked".into(),
+        ));
+    }
     let released = timeout(RELEASE_PATIENCE, holding.released());
     match ended {
         Ended::Panicked(panic) => {
@@ -184,6 +192,15 @@ pub(crate) async fn run<DB: Backend, J: FencedJob<Db = DB>>(
             let _ = released.await;
             judged
         }
+    }
+}
+
+/// The lease goes with the run, and not with what goes on in the background on a runtime that may not be driven any more.
+struct EndOfRun(Holding);
+
+impl Drop for EndOfRun {
+    fn drop(&mut self) {
+        self.0.release();
     }
 }
 
@@ -216,22 +233,26 @@ fn judge<T, E>(term: &Term, result: Option<Result<T, E>>) -> Result<T, RunError<
     let id = &term.id;
     let error = |kind, message: String| Error::new(kind, message).of(&id.name, Some(id.token));
     let last = match term.last() {
+        LastTx::Unknown(why) => LastTx::Unknown(why),
         _ if term.has_open_transaction() => LastTx::Abandoned("it was leaked: neither committed nor dropped"),
         last => last,
     };
+    // The last word was a commit: that the lease ended after it changes nothing.
+    let ok = matches!((&result, &last), (Some(Ok(_)), LastTx::Committed)) && !term.was_refused();
+    if let Some(why) = term.unknown().filter(|_| !ok) {
+        return Err(RunError::Unknown { error: error(ErrorKind::Unknown, why), job: result.and_then(Result::err) });
+    }
     match (result, last, term.loss()) {
-        (result, LastTx::Unknown(why), _) => {
-            Err(RunError::Unknown { error: error(ErrorKind::Unknown, why), job: result.and_then(Result::err) })
-        }
-        // The last word was a commit: that the lease ended after it changes nothing.
-        (Some(Ok(value)), LastTx::Committed, _) if !term.was_refused() => Ok(value),
+        (Some(Ok(value)), _, _) if ok => Ok(value),
         (result, last, Some(loss)) => {
-            let last = match last {
-                LastTx::None => LastTransaction::None,
-                LastTx::Committed => LastTransaction::Committed,
-                LastTx::RolledBack | LastTx::Abandoned(_) | LastTx::Unknown(_) => LastTransaction::RolledBack,
+            let (last, written) = match last {
+                LastTx::None => (LastTransaction::None, "; no fenced transaction had anything to commit"),
+                LastTx::Committed => {
+                    (LastTransaction::Committed, "; its last fenced transaction had been committed before")
+                }
+                _ => (LastTransaction::RolledBack, "; its last fenced transaction was rolled back"),
             };
-            Err(RunError::Lost { error: loss.error(id), job: result.and_then(Result::err), last })
+            Err(RunError::Lost { error: loss.error(id, written), job: result.and_then(Result::err), last })
         }
         (Some(Ok(_)), LastTx::Abandoned(why), None) => Err(RunError::Uncommitted(error(
             ErrorKind::RolledBack,

@@ -5,9 +5,18 @@ const WRITES: [&str; 5] = ["INSERT", "UPDATE", "DELETE", "MERGE", "REPLACE"];
 /// What a statement behind WITH may be, besides those.
 const READS: [&str; 3] = ["SELECT", "VALUES", "TABLE"];
 
+/// What differs in how databases read a statement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// Comments nest; `$tag$ … $tag$` and `E'…\'…'` are strings.
+    Postgres,
+    /// `[…]` is a name.
+    Sqlite,
+}
+
 /// Why a statement cannot be a terminal write; `None`: it can.
-pub(crate) fn why_not_a_write(sql: &str) -> Option<String> {
-    let mut words = Words { rest: sql, depth: 0 };
+pub(crate) fn why_not_a_write(sql: &str, dialect: Dialect) -> Option<String> {
+    let mut words = Words { rest: sql, depth: 0, dialect };
     let Some(first) = words.next_word() else {
         return Some("the statement is empty".into());
     };
@@ -37,6 +46,7 @@ pub(crate) fn why_not_a_write(sql: &str) -> Option<String> {
 struct Words<'s> {
     rest: &'s str,
     depth: usize,
+    dialect: Dialect,
 }
 
 impl<'s> Words<'s> {
@@ -82,10 +92,14 @@ impl<'s> Words<'s> {
             let c = self.rest.chars().next()?;
             let skipped = match c {
                 '-' if self.rest.starts_with("--") => self.rest.find('\n').map_or(self.rest.len(), |end| end + 1),
-                '#' if self.rest.starts_with("# ") => self.rest.find('\n').map_or(self.rest.len(), |end| end + 1),
-                '/' if self.rest.starts_with("/*") => comment(self.rest),
-                '\'' | '"' | '`' => quoted(self.rest, c),
-                '$' => match dollar_quoted(self.rest) {
+                '/' if self.rest.starts_with("/*") => comment(self.rest, self.dialect == Dialect::Postgres),
+                'e' | 'E' if self.dialect == Dialect::Postgres && self.rest[1..].starts_with('\'') => {
+                    1 + escaped(&self.rest[1..])
+                }
+                '\'' | '"' => quoted(self.rest, c),
+                '`' if self.dialect == Dialect::Sqlite => quoted(self.rest, c),
+                '[' if self.dialect == Dialect::Sqlite => quoted(self.rest, ']'),
+                '$' if self.dialect == Dialect::Postgres => match dollar_quoted(self.rest) {
                     Some(end) => end,
                     None => return Some(c),
                 },
@@ -96,11 +110,11 @@ impl<'s> Words<'s> {
     }
 }
 
-/// Length of a comment; they nest on PostgreSQL.
-fn comment(text: &str) -> usize {
+/// Length of a comment.
+fn comment(text: &str, nests: bool) -> usize {
     let (mut depth, mut at) = (0, 0);
     while at < text.len() {
-        if text[at..].starts_with("/*") {
+        if text[at..].starts_with("/*") && (nests || depth == 0) {
             (depth, at) = (depth + 1, at + 2);
         } else if text[at..].starts_with("*/") {
             (depth, at) = (depth - 1, at + 2);
@@ -119,6 +133,20 @@ fn quoted(text: &str, quote: char) -> usize {
     text[1..].find(quote).map_or(text.len(), |end| end + 2)
 }
 
+/// Length of a string in which a backslash hides the next character.
+fn escaped(text: &str) -> usize {
+    let mut hidden = false;
+    for (at, c) in text.char_indices().skip(1) {
+        match c {
+            _ if hidden => hidden = false,
+            '\\' => hidden = true,
+            '\'' => return at + 1,
+            _ => {}
+        }
+    }
+    text.len()
+}
+
 /// Length of a `$tag$ … $tag$` string; `None` for a parameter such as `$1`.
 fn dollar_quoted(text: &str) -> Option<usize> {
     let tag = &text[..=text[1..].find('$')? + 1];
@@ -131,7 +159,7 @@ fn dollar_quoted(text: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::why_not_a_write;
+    use super::{Dialect, why_not_a_write};
 
     #[test]
     fn writes_are_writes() {
@@ -148,7 +176,7 @@ mod tests {
             "UPDATE t SET a = 'it''s; fine'",
             "UPDATE \"a;b\" SET x = 1",
         ] {
-            assert_eq!(why_not_a_write(sql), None, "{sql}");
+            assert_eq!(why_not_a_write(sql, Dialect::Postgres), None, "{sql}");
         }
     }
 
@@ -167,8 +195,22 @@ mod tests {
             ("UPDATE t SET a = 1; /* x */ DELETE FROM t", "one statement"),
             ("COMMIT", "COMMIT"),
         ] {
-            let why = why_not_a_write(sql).unwrap_or_else(|| panic!("{sql} passed"));
+            let why = why_not_a_write(sql, Dialect::Postgres).unwrap_or_else(|| panic!("{sql} passed"));
             assert!(why.contains(part), "{sql}: {why}");
+        }
+    }
+
+    #[test]
+    fn a_second_statement_is_found_in_each_dialect() {
+        for (sql, dialect) in [
+            ("UPDATE t SET v = 1 # 2 WHERE id = 9; UPDATE t SET v = 1", Dialect::Postgres),
+            ("UPDATE t SET v = E'\\''; UPDATE t SET v = 1 --'", Dialect::Postgres),
+            ("UPDATE t SET v = 1 /* /* */; UPDATE t SET v = 1", Dialect::Sqlite),
+            ("UPDATE t AS [a'b] SET v = 1; UPDATE t SET v = 1 --'", Dialect::Sqlite),
+            ("UPDATE t SET v = $a$; UPDATE t SET v = 1", Dialect::Sqlite),
+        ] {
+            let why = why_not_a_write(sql, dialect).unwrap_or_else(|| panic!("{sql} passed"));
+            assert!(why.contains("one statement"), "{sql}: {why}");
         }
     }
 }

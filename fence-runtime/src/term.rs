@@ -44,9 +44,9 @@ impl Loss {
         }
     }
 
-    pub(crate) fn error(&self, id: &Identity) -> Error {
-        let error =
-            Error::new(ErrorKind::Lost, format!("lost: {self}; nothing was written")).of(&id.name, Some(id.token));
+    /// `written`: what that means for what was written.
+    pub(crate) fn error(&self, id: &Identity, written: &str) -> Error {
+        let error = Error::new(ErrorKind::Lost, format!("lost: {self}{written}")).of(&id.name, Some(id.token));
         match self {
             Self::Superseded { token, .. } => error.superseded(*token),
             _ => error,
@@ -94,6 +94,7 @@ pub(crate) struct Term {
     clock: Mutex<Clock>,
     lost: watch::Sender<Option<Loss>>,
     last: Mutex<LastTx>,
+    unknown: Mutex<Option<String>>,
     /// A fenced transaction was refused since then.
     refused: AtomicBool,
     transactions: watch::Sender<Transactions>,
@@ -128,6 +129,7 @@ impl Term {
             clock: Mutex::new(clock),
             lost: watch::Sender::new(None),
             last: Mutex::default(),
+            unknown: Mutex::default(),
             refused: AtomicBool::new(false),
             transactions: watch::Sender::default(),
         }
@@ -187,9 +189,21 @@ impl Term {
         self.refused.load(SeqCst)
     }
 
-    fn set_last(&self, outcome: LastTx) {
+    /// What is unknown stays unknown until a later commit is certain.
+    pub(crate) fn set_last(&self, outcome: LastTx) {
         self.refused.store(false, SeqCst);
-        *lock(&self.last) = outcome;
+        let mut last = lock(&self.last);
+        if let LastTx::Unknown(why) = &outcome {
+            lock(&self.unknown).get_or_insert_with(|| why.clone());
+        }
+        if !matches!(*last, LastTx::Unknown(_)) || matches!(outcome, LastTx::Committed) {
+            *last = outcome;
+        }
+    }
+
+    /// The first commit of this run of which nobody can say whether it happened.
+    pub(crate) fn unknown(&self) -> Option<String> {
+        lock(&self.unknown).clone()
     }
 
     pub(crate) fn last(&self) -> LastTx {
@@ -231,6 +245,11 @@ impl Holding {
         let term = Arc::new(term);
         keeper.keep(term.clone());
         Self(Arc::new(Held { term, keeper }))
+    }
+
+    /// Has the keeper release the lease, in the background. An open fenced transaction is kept safe by its lock, not by the lease.
+    pub(crate) fn release(&self) {
+        self.0.keeper.release(self.0.term.clone());
     }
 
     /// Resolves when the lease is released, or cannot be any more.

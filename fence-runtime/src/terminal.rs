@@ -38,6 +38,7 @@ impl Written {
 #[must_use = "a terminal write does nothing until it is awaited"]
 pub struct Terminal<'t, DB: Backend> {
     open: &'t mut Open<DB>,
+    before: Option<&'static str>,
     statement: Result<Statement<DB>, Error>,
     rows: (Bound<u64>, Bound<u64>),
 }
@@ -73,7 +74,7 @@ impl<'t, DB: Backend> Terminal<'t, DB> {
         let statement = match query.take_arguments() {
             Ok(arguments) => {
                 let (persistent, sql) = (query.persistent(), query.sql());
-                match why_not_a_write(sql.as_str()) {
+                match why_not_a_write(sql.as_str(), DB::Protocol::DIALECT) {
                     None => Ok(Statement { sql, arguments, persistent }),
                     Some(why) => Err(Error::new(ErrorKind::NotAWrite, why).of(&id.name, Some(id.token))),
                 }
@@ -83,7 +84,9 @@ impl<'t, DB: Backend> Terminal<'t, DB> {
                 Err(Error::database("an argument could not be encoded", error).of(&id.name, Some(id.token)))
             }
         };
-        Self { open, statement, rows: (Bound::Included(1), Bound::Unbounded) }
+        // Poisoned until it is known to be good: one that failed, was dropped half-way or never awaited must not be committed over.
+        let before = open.poison.replace("a terminal write did not succeed, or was not awaited");
+        Self { open, before, statement, rows: (Bound::Included(1), Bound::Unbounded) }
     }
 
     /// How many changed rows are right: `.rows(0..)` where there may be nothing to delete, `.rows(1..=1)` for exactly one.
@@ -93,8 +96,6 @@ impl<'t, DB: Backend> Terminal<'t, DB> {
     }
 
     async fn write(self) -> Result<Written, Error> {
-        // Poisoned until it is known to be good: a terminal write that failed or was dropped half-way must not be committed over.
-        let before = self.open.poison.replace("a terminal write did not succeed");
         let done = DB::Protocol::executor(self.open.conn()).execute(self.statement?).await;
         let id = &self.open.term().id;
         let rows = match done {
@@ -116,7 +117,7 @@ impl<'t, DB: Backend> Terminal<'t, DB> {
             return Err(Error::new(ErrorKind::Unwritten, message).of(&id.name, Some(id.token)));
         }
         // What went wrong before stays wrong.
-        self.open.poison = before;
+        self.open.poison = self.before;
         Ok(Written { rows })
     }
 }

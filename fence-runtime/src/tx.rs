@@ -2,7 +2,7 @@
 
 use std::{marker::PhantomData, sync::Arc, time::Duration};
 
-use sqlx::{Execute, Executor};
+use sqlx::{AssertSqlSafe, Execute, Executor};
 use tokio::time::{Instant, timeout};
 
 use crate::{
@@ -48,6 +48,7 @@ impl TxOptions {
     }
 }
 
+const LEFT_HALF_WAY: &str = "a savepoint was left half-way";
 const IDLE_LIMIT: Duration = Duration::from_secs(5);
 /// A renewal between the snapshot and the lock of a guard at a strict isolation level is no loss: begin again.
 const BEGIN_TRIES: usize = 10;
@@ -124,32 +125,29 @@ impl<'c, DB: Backend, L> FencedTx<'c, DB, L> {
     /// A part of the transaction that is undone alone when it fails.
     ///
     /// # Errors
-    /// What `part` returned, after undoing its writes; or the database refused the savepoint. Dropped half-way, the whole transaction can
+    /// What `part` returned, after undoing its writes (a [`Written`](crate::Written) that it had got is a proof no more); or the database refused the savepoint. Dropped half-way, the whole transaction can
     /// only be rolled back.
     pub async fn savepoint<T, E: From<Error>>(
         &mut self,
         // Not `&mut Self`: a closure for one lifetime only would not be `Send` in the eyes of the compiler.
         part: impl AsyncFnOnce(&mut FencedTx<'_, DB, L>) -> Result<T, E>,
     ) -> Result<T, E> {
-        let before = self.open.poison.replace("a savepoint was left half-way");
-        self.open.statement("SAVEPOINT fence_part").await?;
+        let before = self.open.poison.replace(LEFT_HALF_WAY);
+        self.open.parts += 1;
+        let depth = self.open.parts;
+        self.open.statement(format!("SAVEPOINT fence_part_{depth}")).await?;
         let result = part(self).await;
-        let poisoned_inside = self.open.poison != Some("a savepoint was left half-way");
-        match result {
-            Ok(value) => {
-                self.open.statement("RELEASE SAVEPOINT fence_part").await?;
-                if !poisoned_inside {
-                    self.open.poison = before;
-                }
-                Ok(value)
-            }
-            Err(error) => {
-                self.open.statement("ROLLBACK TO SAVEPOINT fence_part").await?;
-                self.open.statement("RELEASE SAVEPOINT fence_part").await?;
-                self.open.poison = before;
-                Err(error)
-            }
+        // One inside that was left half-way is still counted.
+        let is_sound = self.open.parts == depth && self.open.poison == Some(LEFT_HALF_WAY);
+        if result.is_err() {
+            self.open.statement(format!("ROLLBACK TO SAVEPOINT fence_part_{depth}")).await?;
         }
+        self.open.statement(format!("RELEASE SAVEPOINT fence_part_{depth}")).await?;
+        self.open.parts = depth - 1;
+        if is_sound || result.is_err() {
+            self.open.poison = before;
+        }
+        result
     }
 
     /// Commits, if the transaction is still the one that was opened and the lease is still ours.
@@ -188,6 +186,8 @@ impl<DB: Backend, L> std::fmt::Debug for FencedTx<'_, DB, L> {
 pub(crate) struct Open<DB: Backend> {
     session: Session<DB>,
     shared: Arc<Shared<DB>>,
+    /// How many savepoints are open, one inside the other.
+    parts: u32,
     /// Why this transaction can only be rolled back.
     pub(crate) poison: Option<&'static str>,
 }
@@ -216,7 +216,7 @@ impl<DB: Backend> Open<DB> {
                     return Ok(open);
                 }
                 Ok(Err(Some(loss))) => {
-                    let error = loss.error(id);
+                    let error = loss.error(id, "; nothing of this transaction was written");
                     holding.refused(loss);
                     return Err(error);
                 }
@@ -246,8 +246,8 @@ impl<DB: Backend> Open<DB> {
         self.session.conn()
     }
 
-    async fn statement(&mut self, sql: &'static str) -> Result<(), Error> {
-        let done = DB::Protocol::executor(self.session.conn()).execute(sql).await;
+    async fn statement(&mut self, sql: String) -> Result<(), Error> {
+        let done = DB::Protocol::executor(self.session.conn()).execute(AssertSqlSafe(sql.clone())).await;
         done.map(drop).map_err(|error| {
             let id = &self.term().id;
             Error::database(format!("`{sql}` failed"), error).of(&id.name, Some(id.token))
@@ -264,7 +264,9 @@ impl<DB: Backend> Open<DB> {
         }
         let books = self.session.books();
         books.ending();
-        books.if_dropped(LastTx::Unknown("the runtime was shut down around COMMIT".into()));
+        books.if_dropped(LastTx::Unknown(
+            "whether the last transaction was committed is unknown: the runtime was shut down around COMMIT".into(),
+        ));
         let (sent, ttl, mark, shared) =
             (Instant::now(), self.term().terms.ttl, self.session.mark.clone(), self.shared.clone());
         let (ending, fit) =
@@ -295,17 +297,12 @@ impl<DB: Backend> Open<DB> {
                 ))
             }
             Ending::Unknown(why, source) => {
-                let error = with(
-                    fail(
-                        ErrorKind::Unknown,
-                        format!(
-                            "whether the transaction was committed is unknown: {why}; read its rows before you repeat it"
-                        ),
-                    ),
-                    source,
+                let message = format!(
+                    "whether the transaction was committed is unknown: {why}; read its rows before you repeat it"
                 );
-                books.ended(LastTx::Unknown(error.to_string()));
-                Err(error)
+                let said = source.as_ref().map_or_else(|| message.clone(), |source| format!("{message}: {source}"));
+                books.ended(LastTx::Unknown(said));
+                Err(with(fail(ErrorKind::Unknown, message), source))
             }
         };
         self.session.end(fit);
@@ -346,7 +343,7 @@ async fn open_on<DB: Backend>(
     match opened.await {
         Ok(Ok(())) => {
             books.opened(DB::Protocol::GUARD_RENEWS);
-            Ok(Ok(Open { session: Session::new(lent, mark, books), shared, poison: None }))
+            Ok(Ok(Open { session: Session::new(lent, mark, books), shared, parts: 0, poison: None }))
         }
         Ok(Err(NotOpened::Stray)) => Err(NotOpened::Stray),
         Ok(Err(why)) => {

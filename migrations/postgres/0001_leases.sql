@@ -23,6 +23,7 @@ COMMENT ON TABLE /*prefix*/fenced_job_leases IS
 -- lock, because a refused guard must not hold it, and after it, because the wait may have been long.
 CREATE OR REPLACE FUNCTION /*prefix*/fence_begin_v1(lease text, owner text, token bigint, nonce text, idle text, alive text)
 RETURNS void LANGUAGE plpgsql AS $fence$
+#variable_conflict use_variable
 DECLARE
     expiry timestamptz;
     proof  refcursor := nonce;

@@ -10,6 +10,7 @@ use sqlx::{Database, Executor, IntoArguments, Pool, encode::IsNull, error::BoxDy
 use crate::{
     error::{Error, ErrorKind},
     lease::{FenceToken, LeaseName, OwnerToken},
+    statement::Dialect,
 };
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -184,6 +185,8 @@ pub trait Protocol: Sized + Send + Sync + 'static {
     type Db: Database;
     /// The database in messages.
     const NAME: &'static str;
+    /// How its statements are read.
+    const DIALECT: Dialect;
     /// The guard renews the lease, and nobody can take over (or renew) while the transaction is open.
     const GUARD_RENEWS: bool;
     /// The numbered migrations: version, name, text.

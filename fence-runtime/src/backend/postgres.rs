@@ -21,6 +21,7 @@ use super::{
 use crate::{
     error::{Error, ErrorKind},
     lease::{LeaseName, OwnerToken},
+    statement::Dialect,
 };
 
 mod verify;
@@ -47,6 +48,7 @@ pub enum Pg {}
 impl Protocol for Pg {
     type Db = Postgres;
     const NAME: &'static str = "PostgreSQL";
+    const DIALECT: Dialect = Dialect::Postgres;
     const GUARD_RENEWS: bool = false;
     const MIGRATIONS: &'static [(i64, &'static str, &'static str)] =
         &[(1, "leases", include_str!("../../migrations/postgres/0001_leases.sql"))];
@@ -277,7 +279,7 @@ impl Protocol for Pg {
             text(id.name.as_str()),
             id.owner,
             id.token,
-            opening.idle.as_millis().max(1),
+            opening.idle.as_millis().clamp(1, i32::MAX as u128),
             if tables.probes_clients { "300ms" } else { "" },
         );
         match begin(conn, sql).await {

@@ -25,6 +25,7 @@ use super::{
 use crate::{
     error::{Error, ErrorKind},
     lease::{LeaseName, OwnerToken},
+    statement::Dialect,
 };
 
 mod verify;
@@ -36,7 +37,9 @@ const NOW: &str = "(CAST(round((julianday('now') - 2440587.5) * 86400000) AS INT
 const BUSY: i32 = 5;
 /// How long the keeper waits for a writer before it comes back later: its deadline must not pass in a wait.
 const KEEPER_BUSY: Duration = Duration::from_millis(100);
-const COMMIT_TRIES: u32 = 20;
+/// How long a COMMIT that readers are in the way of is tried again. Each try may take the connection's busy timeout, which `verify` bounds: all
+/// of it must end before a caller gives the connection up.
+const COMMIT_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The state of the hooks of one transaction. They stay on its connection until the next one brings its own: to remove them would cost as
 /// much as a statement.
@@ -61,6 +64,7 @@ pub enum Lite {}
 impl Protocol for Lite {
     type Db = Sqlite;
     const NAME: &'static str = "SQLite";
+    const DIALECT: Dialect = Dialect::Sqlite;
     const GUARD_RENEWS: bool = true;
     const MIGRATIONS: &'static [(i64, &'static str, &'static str)] =
         &[(1, "leases", include_str!("../../migrations/sqlite/0001_leases.sql"))];
@@ -439,7 +443,8 @@ async fn commit(
         return Commit::Refused(ENDED_EARLY, None);
     }
     // A reader can be in the way of the COMMIT: the transaction stays open, and asking again is right.
-    for _ in 0..COMMIT_TRIES {
+    let begun = tokio::time::Instant::now();
+    while begun.elapsed() < COMMIT_PATIENCE {
         match Depth::commit(conn).await {
             Ok(()) => return Commit::Done(remaining),
             Err(error) if is_busy(&error) => tokio::time::sleep(Duration::from_millis(20)).await,

@@ -11,7 +11,7 @@ use crate::{
     Backend,
     backend::{Options, Tables},
     error::{Error, ErrorKind},
-    term::Term,
+    term::{Loss, Term},
 };
 
 mod roster;
@@ -44,8 +44,10 @@ impl Keeper {
     }
 
     pub(crate) fn keep(&self, term: Arc<Term>) {
-        // The thread outlives every handle, unless it panicked: then nothing is renewed and the database refuses what comes too late.
-        let _ = self.0.send(Command::Keep(term));
+        // The thread outlives every handle, unless something in it panicked: a lease that nobody renews cannot be relied on.
+        if self.0.send(Command::Keep(term.clone())).is_err() {
+            term.lose(Loss::Unconfirmed(Some("the keeper's thread has panicked; build the fence anew".into())));
+        }
     }
 
     /// Releases in the background.

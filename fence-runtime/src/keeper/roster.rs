@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::Duration,
 };
@@ -151,6 +152,18 @@ impl Roster {
             self.due.remove(&(kept.due, owner));
             self.looks.remove(&(kept.look, owner));
             self.paces.remove(&(kept.term.terms.renew, owner));
+        }
+    }
+}
+
+/// Only a panic of the thread leaves any: nobody renews them any more.
+impl Drop for Roster {
+    fn drop(&mut self) {
+        for kept in self.kept.values() {
+            // What panicked may have been the log.
+            let _ = catch_unwind(AssertUnwindSafe(|| {
+                kept.term.lose(Loss::Unconfirmed(Some("the keeper's thread has panicked".into())));
+            }));
         }
     }
 }

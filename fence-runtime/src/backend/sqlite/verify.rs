@@ -20,6 +20,9 @@ const COLUMNS: [Column; 9] = [
     column("progress", &["TEXT"]),
 ];
 
+/// With the time that a COMMIT is tried again, less than anybody waits for an answer.
+const MOST_BUSY_MS: i64 = 15_000;
+
 /// SQLite cannot change a column in place.
 const REBUILD: &str = "ALTER TABLE … RENAME TO …_old, run the migration, copy the rows over";
 
@@ -38,6 +41,14 @@ pub(super) async fn verify(conn: &mut SqliteConnection, tables: &Tables) -> Resu
     if locking != "normal" {
         return Err(wrong(format!(
             "the pool's connections have locking mode {locking}, which shuts the keeper out: use the normal one"
+        )));
+    }
+
+    let busy: i64 = sqlx::query_scalar("PRAGMA busy_timeout").fetch_one(&mut *conn).await.map_err(ask)?;
+    if busy > MOST_BUSY_MS {
+        return Err(wrong(format!(
+            "the pool's busy timeout is {busy} ms and may be at most {MOST_BUSY_MS}, so that a COMMIT ends before it is given up: set \
+             `busy_timeout` on the connect options"
         )));
     }
 
