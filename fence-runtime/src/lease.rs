@@ -274,6 +274,12 @@ impl Terms {
         }
         Ok(Self { ttl, renew, wait: options.wait.unwrap_or_default(), on_lost: options.on_lost })
     }
+
+    /// How long a try to renew may take, so that there is time for another. Not `renew`: who asks for more renewals than the time to live
+    /// needs must not get less time for each, which a slow connection would never keep to.
+    pub(crate) fn patience(&self) -> Duration {
+        self.ttl / 3
+    }
 }
 
 pub(crate) fn check_ttl(ttl: Duration) -> Result<(), Error> {

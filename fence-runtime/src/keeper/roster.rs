@@ -54,7 +54,7 @@ impl Roster {
         let (due, look) = (now + jittered(term.terms.renew), term.deadline().unwrap_or(now));
         self.due.insert((due, owner));
         self.looks.insert((look, owner));
-        self.paces.insert((term.terms.renew, owner));
+        self.paces.insert((term.terms.patience(), owner));
         self.kept.insert(owner, Kept { term, due, look, why: None, lost: None });
     }
 
@@ -64,7 +64,7 @@ impl Roster {
         self.kept.remove(&owner).map(|kept| kept.lost)
     }
 
-    /// The time between two renewals of whoever needs them most often.
+    /// How long a try may take for whoever is in the greatest hurry.
     pub(super) fn pace(&self) -> Option<Duration> {
         self.paces.first().map(|(pace, _)| *pace)
     }
@@ -151,7 +151,7 @@ impl Roster {
         if let Some(kept) = self.kept.get(&owner) {
             self.due.remove(&(kept.due, owner));
             self.looks.remove(&(kept.look, owner));
-            self.paces.remove(&(kept.term.terms.renew, owner));
+            self.paces.remove(&(kept.term.terms.patience(), owner));
         }
     }
 }

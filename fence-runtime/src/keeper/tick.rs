@@ -71,8 +71,8 @@ impl<DB: Backend> Task<DB> {
     /// Of the most demanding lease in it.
     fn pace(&self) -> Option<Duration> {
         match self {
-            Self::Renew(batch, _) => batch.iter().map(|term| term.terms.renew).min(),
-            Self::Release(batch, _) => batch.iter().map(|leaving| leaving.term.terms.renew).min(),
+            Self::Renew(batch, _) => batch.iter().map(|term| term.terms.patience()).min(),
+            Self::Release(batch, _) => batch.iter().map(|leaving| leaving.term.terms.patience()).min(),
         }
     }
 }
