@@ -1,5 +1,7 @@
 //! The connection fails around COMMIT: unknown, whichever way it went.
 
+use std::time::Duration;
+
 use fence_runtime::{Error, ErrorKind, Fence, TxOptions};
 use fence_tests::{
     app::{RUNS, count, eventually, insert, on},
@@ -22,10 +24,11 @@ mod on_a_server {
         an_answer_to_commit_that_is_lost,
         a_copy_that_is_dropped_half_way,
         unknown_outranks_lost,
+        a_keeper_whose_network_is_slower_than_its_pace,
     }
     use super::{
         a_backend_that_is_killed_before_commit, a_backend_that_is_killed_in_commit, a_copy_that_is_dropped_half_way,
-        an_answer_to_commit_that_is_lost, unknown_outranks_lost,
+        a_keeper_whose_network_is_slower_than_its_pace, an_answer_to_commit_that_is_lost, unknown_outranks_lost,
     };
 }
 
@@ -181,4 +184,24 @@ async fn a_copy_that_is_dropped_half_way(db: PostgresDb) {
         drop(next);
         db.sql("DELETE FROM runs WHERE run_id = 2").await;
     }
+}
+
+/// Renewals far more often than the time to live needs, on a network that takes longer for each: slow, and not lost.
+async fn a_keeper_whose_network_is_slower_than_its_pace(db: PostgresDb) {
+    let direct = db.options("a keeper");
+    let proxy = Proxy::to(format!("{}:{}", direct.get_host(), direct.get_port())).await.unwrap();
+    let through = direct.host("127.0.0.1").port(proxy.port());
+    let fence = Fence::builder(db.pool().clone()).keeper_options(through).migrate().build().await.unwrap();
+    proxy.set(Mode::Delay(Duration::from_millis(40)));
+    let run = fence.run(
+        job(LEASE, |ctx| {
+            Box::pin(async move {
+                tokio::time::sleep(Duration::from_millis(2500)).await;
+                ctx.check().await
+            })
+        })
+        .ttl(Duration::from_secs(2))
+        .renew(Duration::from_millis(20)),
+    );
+    run.await.unwrap();
 }
