@@ -115,12 +115,12 @@ async fn a_schema_or_a_prefix_that_is_no_plain_name_is_refused<D: TestDb>(db: D)
 }
 
 async fn a_holder_that_breaks_a_rule_is_refused<D: TestDb>(db: D) {
-    for holder in ["a\nb".to_owned(), "\0".into(), "x".repeat(256), "ü".repeat(128)] {
+    for holder in ["".to_owned(), "a\nb".into(), "\0".into(), "x".repeat(256), "ü".repeat(128)] {
         let error = builder(&db).holder(holder).migrate().build().await.unwrap_err();
         assert!(error.kind() == ErrorKind::Config && error.to_string().contains("holder"), "{error}");
     }
     nothing_is_left(&db, "a bad holder").await;
-    for holder in ["".to_owned(), "ü".repeat(127), "x".repeat(255)] {
+    for holder in [" ".to_owned(), "ü".repeat(127), "x".repeat(255)] {
         let fence = builder(&db).holder(holder.clone()).migrate().build().await.unwrap();
         fence.run(token_of("a")).await.unwrap();
         assert_eq!(fence.leases().await.unwrap()[0].holder, holder);
