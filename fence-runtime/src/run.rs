@@ -346,3 +346,57 @@ async fn try_acquire<DB: Backend>(
 fn theirs(lease: LeaseName, row: LeaseRow) -> Contended {
     Contended { lease, fence_token: row.token, remaining: row.remaining(), holder: row.holder }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{lease::LeaseOptions, term::Loss};
+
+    fn term() -> Term {
+        let id = Identity {
+            name: LeaseName::new("group:job").expect("a name"),
+            owner: OwnerToken::fresh(),
+            token: FenceToken::from_database(7).expect("a token"),
+        };
+        let ttl = Duration::from_secs(30);
+        Term::new(id, Terms::new(LeaseOptions::new(), ttl).expect("terms"), "job", Instant::now(), ttl)
+    }
+
+    fn unknown() -> LastTx {
+        LastTx::Unknown("nobody can say".into())
+    }
+
+    #[tokio::test]
+    async fn an_unknown_commit_outranks_everything_but_a_later_commit() {
+        for after in [None, Some(LastTx::RolledBack), Some(LastTx::Abandoned("dropped"))] {
+            let term = term();
+            term.set_last(LastTx::Committed);
+            term.set_last(unknown());
+            after.into_iter().for_each(|outcome| term.set_last(outcome));
+            term.lose(Loss::Expired);
+            for result in [Some(Ok(())), Some(Err("own")), None] {
+                assert!(judge(&term, result).unwrap_err().is_unknown());
+            }
+        }
+        let term = term();
+        term.set_last(unknown());
+        term.set_last(LastTx::Committed);
+        assert!(judge(&term, Some(Err::<(), _>("own"))).unwrap_err().is_unknown());
+        assert!(judge(&term, Some(Ok::<_, ()>(1))).is_ok());
+    }
+
+    #[tokio::test]
+    async fn lost_says_what_became_of_the_last_transaction() {
+        for (last, part) in [
+            (LastTx::None, "no fenced transaction"),
+            (LastTx::Committed, "had been committed"),
+            (LastTx::RolledBack, "was rolled back"),
+        ] {
+            let term = term();
+            term.set_last(last);
+            term.lose(Loss::Expired);
+            let error = judge(&term, None::<Result<(), ()>>).unwrap_err();
+            assert!(matches!(&error, RunError::Lost { error, .. } if error.to_string().contains(part)), "{error:?}");
+        }
+    }
+}

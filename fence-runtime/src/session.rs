@@ -76,6 +76,8 @@ impl<DB: Backend> Drop for Session<DB> {
         }
         let (mark, mut books, runtime) = (self.mark.clone(), self.books.take(), lent.runtime().clone());
         if let Some(books) = &mut books {
+            // Now, and not when the background is done with it: another transaction may have been committed by then.
+            books.dropped();
             books.ending();
         }
         runtime.spawn(async move {

@@ -318,6 +318,12 @@ impl OpenTx {
         self.if_dropped = Some(outcome);
     }
 
+    pub(crate) fn dropped(&mut self) {
+        if let Some(outcome) = self.if_dropped.take() {
+            self.holding.set_last(outcome);
+        }
+    }
+
     pub(crate) fn ended(&mut self, outcome: LastTx) {
         self.if_dropped = None;
         self.holding.set_last(outcome);
@@ -337,9 +343,7 @@ impl OpenTx {
 
 impl Drop for OpenTx {
     fn drop(&mut self) {
-        if let Some(outcome) = self.if_dropped.take() {
-            self.holding.set_last(outcome);
-        }
+        self.dropped();
         if self.suspends {
             lock(&self.holding.0.term.clock).suspended -= 1;
         }

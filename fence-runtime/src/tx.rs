@@ -104,8 +104,9 @@ impl<'c, DB: Backend, L> FencedTx<'c, DB, L> {
 
     /// The connection itself, for repository functions that insist on `&mut PgConnection` or `&mut SqliteConnection`.
     ///
-    /// Whatever they do to the transaction (a raw COMMIT or ROLLBACK, a nested `begin()` that is dropped half-way), the database refuses
-    /// what follows and [`commit`](Self::commit) says so.
+    /// Whatever they do to the transaction (a raw COMMIT or ROLLBACK, a nested `begin()` whose future is dropped half-way), the database
+    /// refuses what follows and [`commit`](Self::commit) says so. A nested transaction is a savepoint: dropped without its own commit, it undoes
+    /// its own part, as everywhere in sqlx, and the rest can be committed.
     pub fn connection(&mut self) -> &mut DB::Connection {
         self.open.conn()
     }

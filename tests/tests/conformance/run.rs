@@ -6,7 +6,8 @@ use fence_runtime::{BoxJob, Error, ErrorKind, FencedJob, LastTransaction, RunErr
 use fence_tests::{
     app::{COMPLETE, RUNS, count, insert, on, status},
     conformance,
-    jobs::{job, token_of},
+    cut::cut,
+    jobs::{free_soon, job, token_of},
     owner::{
         Act::{Begin, Commit, Drop, Rollback, Sql, Terminal},
         Owner,
@@ -20,6 +21,7 @@ conformance! {
     a_job_that_rolls_back_has_said_so,
     a_transaction_without_a_statement_needs_no_commit,
     the_last_transaction_decides,
+    a_write_that_was_dropped_anywhere_is_not_ok,
     the_jobs_own_error_comes_back,
     a_closure_that_fails_rolls_back,
     ok_after_the_last_commit_stays_ok_though_the_lease_is_lost,
@@ -261,4 +263,34 @@ async fn a_leaked_transaction_is_not_ok<D: TestDb>(db: D) {
         .unwrap_err();
     assert!(error.is_uncommitted() && error.to_string().contains("leaked"), "{error}");
     assert_eq!(status(&db).await, "new");
+}
+
+async fn a_write_that_was_dropped_anywhere_is_not_ok<D: TestDb>(db: D) {
+    db.sql(RUNS).await;
+    let fence = db.fence().await;
+    // While its transaction is being opened, too: whatever came of it, the job that says Ok has not seen it.
+    let (mut at, mut whole) = (1, false);
+    while !whole {
+        let result = fence
+            .run(job(LEASE, move |ctx| {
+                Box::pin(async move {
+                    let token = ctx.fence_token();
+                    let written = cut(at, ctx.execute(sqlx::query(COMPLETE).bind(token))).await;
+                    Ok::<_, Error>(written.transpose()?.is_some())
+                })
+            }))
+            .await;
+        let written = status(&db).await == "done";
+        match result {
+            Ok(true) => whole = true,
+            // The commit went on, and `run` has waited for it.
+            Ok(false) => assert!(written, "dropped at poll {at}"),
+            Err(error) => assert!(error.is_uncommitted() && !written, "dropped at poll {at}: {error}"),
+        }
+        // A server may notice a closed connection a moment later.
+        free_soon(&fence, LEASE).await;
+        db.sql("UPDATE runs SET status = 'new', fence_token = 0").await;
+        at += 1;
+    }
+    assert!(at > 2, "{at}");
 }

@@ -17,6 +17,7 @@ conformance! {
     a_part_does_not_heal_what_was_poisoned_before,
     parts_nest,
     a_part_that_is_dropped_half_way_is_not_committed,
+    a_part_that_is_dropped_inside_another_is_not_committed,
 }
 
 const LEASE: &str = "admin:reconciliation";
@@ -213,4 +214,37 @@ async fn a_part_that_is_dropped_half_way_is_not_committed<D: TestDb>(db: D) {
         at += 1;
     }
     assert!(at > 1, "{at}");
+}
+
+async fn a_part_that_is_dropped_inside_another_is_not_committed<D: TestDb>(db: D) {
+    db.sql(RUNS).await;
+    let fence = db.fence().await;
+    for outer_fails in [false, true] {
+        let result = fence
+            .run(job(LEASE, move |ctx| {
+                Box::pin(async move {
+                    ctx.transaction(async |tx| {
+                        let outer = tx
+                            .savepoint(async |outer| {
+                                insert::<D>(outer, 2).await.unwrap();
+                                let inner = outer.savepoint(async |inner| {
+                                    insert::<D>(inner, 3).await.unwrap();
+                                    std::future::pending::<Result<(), Error>>().await
+                                });
+                                let dropped = tokio::time::timeout(std::time::Duration::from_millis(100), inner).await;
+                                assert!(dropped.is_err());
+                                if outer_fails { Err(anyhow::anyhow!("no")) } else { Ok(()) }
+                            })
+                            .await;
+                        assert_eq!(outer.is_err(), outer_fails);
+                        Ok::<_, Error>(())
+                    })
+                    .await
+                })
+            }))
+            .await;
+        // Undone as a whole, the outer part leaves a transaction that is sound; otherwise half of it would be committed.
+        assert_eq!(result.is_ok(), outer_fails, "{result:?}");
+        assert_eq!([count(&db, 2).await, count(&db, 3).await], [0, 0], "the outer part fails: {outer_fails}");
+    }
 }

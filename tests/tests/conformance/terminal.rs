@@ -18,6 +18,7 @@ conformance! {
     another_number_of_rows_is_not_written,
     what_is_no_write_is_no_proof,
     a_failed_terminal_write_is_not_committed_over,
+    a_terminal_write_that_is_never_awaited_is_not_committed_over,
     the_proof_says_how_many_rows,
     every_kind_of_write_is_a_terminal_write,
 }
@@ -300,4 +301,25 @@ async fn every_kind_of_write_is_a_terminal_write<D: TestDb>(db: D) {
             .run(job(LEASE, move |ctx| Box::pin(async move { ctx.execute(sqlx::query(AssertSqlSafe(sql))).await })));
         assert!(run.await.unwrap_or_else(|error| panic!("{sql}: {error}")).rows() >= 1);
     }
+}
+
+async fn a_terminal_write_that_is_never_awaited_is_not_committed_over<D: TestDb>(db: D) {
+    db.sql(RUNS).await;
+    let fence = db.fence().await;
+    let error = fence
+        .run(job(LEASE, |ctx| {
+            Box::pin(async move {
+                ctx.transaction(async |tx| {
+                    insert::<D>(tx, 2).await.unwrap();
+                    let token = tx.fence_token();
+                    let _ = tx.terminal(sqlx::query(COMPLETE).bind(token));
+                    Ok::<_, Error>(())
+                })
+                .await
+            })
+        }))
+        .await
+        .unwrap_err();
+    assert_eq!(error.into_job().unwrap().kind(), ErrorKind::RolledBack);
+    assert_eq!((count(&db, 2).await, status(&db).await.as_str()), (0, "new"));
 }

@@ -130,11 +130,15 @@ pub async fn takeover_while_guard_looks(db: PostgresDb, level: Isolation, write:
     let mut after = stage.takeover().await;
     looking.blocked_by(&gate).await;
     gate.ok(OPEN_LOOK).await;
-    if looking.answer().await.is_ok() {
-        // The guard was fooled: let it show what that leads to.
-        let write = after.stage.write_act();
-        let tried = (after.stage.a.run(write).await, after.stage.a.run(Act::Commit).await);
-        panic!("a's guard has passed on an old snapshot, after the takeover; then {tried:?}");
+    match looking.answer().await {
+        Err(refused) => assert_eq!(refused.code, "Lost", "{refused}"),
+        Ok(_) => {
+            // The guard was fooled: let it show what that leads to.
+            let write = after.stage.write_act();
+            let tried = (after.stage.a.run(write).await, after.stage.a.run(Act::Commit).await);
+            after.unchanged().await;
+            panic!("a's guard has passed on an old snapshot, after the takeover; then {tried:?}");
+        }
     }
     after.nothing_of_a_lands(Last::Refused).await;
 }
