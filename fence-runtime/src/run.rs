@@ -350,17 +350,7 @@ fn theirs(lease: LeaseName, row: LeaseRow) -> Contended {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{lease::LeaseOptions, term::Loss};
-
-    fn term() -> Term {
-        let id = Identity {
-            name: LeaseName::new("group:job").expect("a name"),
-            owner: OwnerToken::fresh(),
-            token: FenceToken::from_database(7).expect("a token"),
-        };
-        let ttl = Duration::from_secs(30);
-        Term::new(id, Terms::new(LeaseOptions::new(), ttl).expect("terms"), "job", Instant::now(), ttl)
-    }
+    use crate::term::Loss;
 
     fn unknown() -> LastTx {
         LastTx::Unknown("nobody can say".into())
@@ -369,7 +359,7 @@ mod tests {
     #[tokio::test]
     async fn an_unknown_commit_outranks_everything_but_a_later_commit() {
         for after in [None, Some(LastTx::RolledBack), Some(LastTx::Abandoned("dropped"))] {
-            let term = term();
+            let term = Term::of_a_test();
             term.set_last(LastTx::Committed);
             term.set_last(unknown());
             after.into_iter().for_each(|outcome| term.set_last(outcome));
@@ -378,7 +368,7 @@ mod tests {
                 assert!(judge(&term, result).unwrap_err().is_unknown());
             }
         }
-        let term = term();
+        let term = Term::of_a_test();
         term.set_last(unknown());
         term.set_last(LastTx::Committed);
         assert!(judge(&term, Some(Err::<(), _>("own"))).unwrap_err().is_unknown());
@@ -392,7 +382,7 @@ mod tests {
             (LastTx::Committed, "had been committed"),
             (LastTx::RolledBack, "was rolled back"),
         ] {
-            let term = term();
+            let term = Term::of_a_test();
             term.set_last(last);
             term.lose(Loss::Expired);
             let error = judge(&term, None::<Result<(), ()>>).unwrap_err();

@@ -221,6 +221,20 @@ impl Term {
     }
 }
 
+#[cfg(test)]
+impl Term {
+    pub(crate) fn of_a_test() -> Self {
+        use crate::lease::{FenceToken, LeaseName, LeaseOptions, OwnerToken};
+        let id = Identity {
+            name: LeaseName::new("group:job").expect("a name"),
+            owner: OwnerToken::fresh(),
+            token: FenceToken::from_database(7).expect("a token"),
+        };
+        let ttl = Duration::from_secs(30);
+        Self::new(id, Terms::new(LeaseOptions::new(), ttl).expect("terms"), "job", Instant::now(), ttl)
+    }
+}
+
 fn deadline(sent: Instant, remaining: Duration) -> Instant {
     sent + remaining.saturating_sub(margin(remaining))
 }

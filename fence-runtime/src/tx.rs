@@ -126,8 +126,8 @@ impl<'c, DB: Backend, L> FencedTx<'c, DB, L> {
     /// A part of the transaction that is undone alone when it fails.
     ///
     /// # Errors
-    /// What `part` returned, after undoing its writes (a [`Written`](crate::Written) that it had got is a proof no more); or the database refused the savepoint. Dropped half-way, the whole transaction can
-    /// only be rolled back.
+    /// What `part` returned, after undoing its writes (a [`Written`](crate::Written) that it had got is a proof no more); or the database
+    /// refused the savepoint. Dropped half-way, the whole transaction can only be rolled back.
     pub async fn savepoint<T, E: From<Error>>(
         &mut self,
         // Not `&mut Self`: a closure for one lifetime only would not be `Send` in the eyes of the compiler.

@@ -22,3 +22,8 @@ pub mod owner;
 pub mod proxy;
 pub mod servers;
 pub mod stepper;
+
+/// The program in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;

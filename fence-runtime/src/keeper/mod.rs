@@ -62,3 +62,30 @@ impl Keeper {
         let _ = released.await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{roster::Roster, *};
+
+    #[tokio::test]
+    async fn a_keeper_that_is_gone_keeps_nothing() {
+        let (sender, commands) = mpsc::unbounded_channel();
+        drop(commands);
+        let term = Arc::new(Term::of_a_test());
+        Keeper(sender).keep(term.clone());
+        assert!(matches!(term.loss(), Some(Loss::Unconfirmed(Some(why))) if why.contains("panicked")));
+    }
+
+    #[tokio::test]
+    async fn a_keeper_that_panics_loses_what_it_kept() {
+        let term = Arc::new(Term::of_a_test());
+        let kept = term.clone();
+        let thread = tokio::task::spawn_blocking(move || {
+            let mut roster = Roster::default();
+            roster.add(kept);
+            panic!("as a log does that cannot be written");
+        });
+        assert!(thread.await.is_err());
+        assert!(matches!(term.loss(), Some(Loss::Unconfirmed(Some(why))) if why.contains("panicked")));
+    }
+}

@@ -23,6 +23,7 @@ conformance! {
     a_run_that_is_dropped_anywhere_leaves_no_trace,
     a_transaction_that_is_dropped_outside_the_runtime,
     a_runtime_that_is_dropped_under_a_run,
+    a_run_that_is_dropped_on_a_runtime_that_nobody_drives,
 }
 
 mod on_a_server {
@@ -274,6 +275,48 @@ async fn a_runtime_that_is_dropped_under_a_run<D: TestDb>(db: D) {
     assert_eq!(free_soon(&other, LEASE).await, 2);
     assert_eq!(count(&db, 2).await, 0);
     at_rest(&db, db.pool(), "the runtime has ended").await;
+}
+
+async fn a_run_that_is_dropped_on_a_runtime_that_nobody_drives<D: TestDb>(db: D) {
+    db.sql(RUNS).await;
+    let (pool, keeper) = (db.options("a"), db.options("a keeper"));
+    let other = db.fence_as("b").await;
+    let (begun, running) = tokio::sync::oneshot::channel();
+    let (left, over) = tokio::sync::oneshot::channel();
+    let (seen, wait) = std::sync::mpsc::channel::<()>();
+    // As in a program that is not asynchronous but for one call: what the run leaves in the background is never polled.
+    let program = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let fence = runtime.block_on(async {
+            let pool = sqlx::pool::PoolOptions::<D::Db>::new().max_connections(1).connect_lazy_with(pool);
+            let fence = Fence::builder(pool).keeper_options(keeper).build().await.unwrap();
+            let run = fence.run(
+                job(LEASE, move |ctx| {
+                    Box::pin(async move {
+                        let mut tx = ctx.begin().await?;
+                        insert::<D>(&mut tx, 2).await.unwrap();
+                        _ = begun.send(());
+                        std::future::pending::<()>().await;
+                        tx.commit().await
+                    })
+                })
+                .ttl(Duration::from_secs(3600)),
+            );
+            tokio::select! {
+                _ = run => unreachable!("the job never ends"),
+                reached = running => reached.unwrap(),
+            }
+            fence
+        });
+        left.send(()).unwrap();
+        _ = wait.recv();
+        drop((fence, runtime));
+    });
+    within("the run is dropped", over).await.unwrap();
+    assert_eq!(free_soon(&other, LEASE).await, 2);
+    assert_eq!(count(&db, 2).await, 0);
+    _ = seen.send(());
+    within("the program ends", tokio::task::spawn_blocking(move || program.join())).await.unwrap().unwrap();
 }
 
 async fn a_transaction_that_is_dropped_in_the_middle_of_a_statement(db: PostgresDb) {
