@@ -50,6 +50,7 @@ pub(crate) async fn show<DB: Store>(setup: &Setup<DB>) -> anyhow::Result<bool> {
     )?;
     let first_token = lease.fence_token;
 
+    timeline.line(Who::Demo, "starts B, which waits for it to expire")?;
     let mut b = Worker::start(&order(setup, "B", false)).await?;
     let mut heard_b = Heard::of(&b);
     heard_b.listen(Who::B, &mut b, &mut timeline, |event| matches!(event, Event::Ended { .. })).await?;

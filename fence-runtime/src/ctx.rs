@@ -134,20 +134,24 @@ impl<DB: Backend, L> FenceCtx<DB, L> {
     /// # Errors
     /// [`ErrorKind::Lost`] or [`ErrorKind::Database`].
     pub async fn check(&self) -> Result<Duration, Error> {
-        let (id, tables) = (self.holding.id.clone(), self.shared.tables.clone());
-        // A transaction is open whose guard has renewed the lease: the row that others see is the one before.
-        let suspended = self.holding.deadline().is_none();
-        let rows = self
-            .shared
-            .once("the lease could not be checked", move |conn| {
-                let (tables, name) = (tables.clone(), id.name.clone());
-                Box::pin(async move { DB::Protocol::rows_of(conn, &tables, Some(&name)).await })
-            })
-            .await?;
-        match Loss::read(&self.holding.id, rows.first()) {
-            None => Ok(rows.first().map(crate::backend::LeaseRow::remaining).unwrap_or_default()),
-            Some(Loss::Expired) if suspended => Ok(self.remaining()),
-            Some(loss) => Err(self.lose(loss)),
+        loop {
+            let before = self.holding.deadline();
+            let (name, tables) = (self.lease_name().clone(), self.shared.tables.clone());
+            let rows = self
+                .shared
+                .once("the lease could not be checked", move |conn| {
+                    let (tables, name) = (tables.clone(), name.clone());
+                    Box::pin(async move { DB::Protocol::rows_of(conn, &tables, Some(&name)).await })
+                })
+                .await?;
+            match (Loss::read(&self.holding.id, rows.first()), self.holding.deadline()) {
+                (None, _) => return Ok(rows.first().map(crate::backend::LeaseRow::remaining).unwrap_or_default()),
+                // A transaction is open whose guard has renewed the lease: the row that others see is the one before.
+                (Some(Loss::Expired), None) => return Ok(self.remaining()),
+                // Such a transaction ended while we were asking, or a renewal came: the answer may be older than that.
+                (Some(Loss::Expired), after) if after != before => {}
+                (Some(loss), _) => return Err(self.lose(loss)),
+            }
         }
     }
 

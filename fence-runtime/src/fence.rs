@@ -2,7 +2,7 @@
 
 use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
-use sqlx::{ConnectOptions, Pool};
+use sqlx::{ConnectOptions, Connection, Pool};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
@@ -113,6 +113,10 @@ fn is_passing<DB: Backend>(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::RowNotFound) || DB::Protocol::is_contention(error)
 }
 
+pub(crate) fn is_in_the_way<DB: Backend>(error: &Error) -> bool {
+    error.as_sqlx().is_some_and(DB::Protocol::is_contention)
+}
+
 impl<DB: Backend> Clone for Fence<DB> {
     fn clone(&self) -> Self {
         Self { shared: self.shared.clone() }
@@ -179,7 +183,8 @@ impl<DB: Backend> FenceBuilder<DB> {
         self
     }
 
-    /// Creates or updates the tables when the fence is built. Without it `build` only verifies them, and never changes anything.
+    /// Creates or updates the tables when the fence is built; where that is done already, nothing is changed, and no right to is needed.
+    /// Without it `build` only verifies them.
     #[cfg(feature = "migrate")]
     pub fn migrate(mut self) -> Self
     where
@@ -209,16 +214,30 @@ impl<DB: Backend> FenceBuilder<DB> {
         let (pool_options, limit) = (options_of(&self.pool), self.pool.options().get_acquire_timeout());
         let mut conn = connect::<DB>(&pool_options, limit, "the database").await?;
         let tables = DB::Protocol::locate(&mut conn, self.schema.as_deref(), &self.table_prefix).await?;
+        DB::Protocol::check_options(&pool_options)?;
         if let Some(migrate) = self.migrate {
             migrate(&mut conn, &tables, self.schema.is_some()).await?;
         }
         DB::Protocol::verify(&mut conn, &tables).await?;
-        drop(conn);
+        close::<DB>(conn, limit).await;
 
-        let keeper_options = DB::Protocol::keeper_options(self.keeper.unwrap_or(pool_options));
-        let mut conn = connect::<DB>(&keeper_options, limit, "the database, as the keeper does,").await?;
-        DB::Protocol::verify(&mut conn, &tables).await?;
-        drop(conn);
+        let keeper_options = self.keeper.unwrap_or(pool_options);
+        DB::Protocol::check_options(&keeper_options)?;
+        let keeper_options = DB::Protocol::keeper_options(keeper_options);
+        let started = Instant::now();
+        loop {
+            let mut conn = connect::<DB>(&keeper_options, limit, "the database, as the keeper does,").await?;
+            let verified = DB::Protocol::verify(&mut conn, &tables).await;
+            close::<DB>(conn, limit).await;
+            match verified {
+                Ok(()) => break,
+                // The keeper is in a hurry, and does not wait for a lock; here there is time.
+                Err(error) if is_in_the_way::<DB>(&error) && started.elapsed() < CONTENTION_PATIENCE => {
+                    sleep(jittered(Duration::from_millis(50))).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
         let keeper = Keeper::start::<DB>(keeper_options, tables.clone())?;
         let shared = Shared { pool: self.pool, tables, keeper, holder, default_ttl: self.default_ttl };
         Ok(Fence { shared: Arc::new(shared) })
@@ -240,6 +259,12 @@ async fn connect<DB: Backend>(options: &Options<DB>, limit: Duration, what: &str
             format!("no answer within {limit:?}"),
         )))),
     }
+}
+
+/// To the end, and not in the background: the last connection to a SQLite file locks it once more.
+async fn close<DB: Backend>(conn: DB::Connection, limit: Duration) {
+    // It has done its work, whatever it says now.
+    let _ = timeout(limit, conn.close()).await;
 }
 
 fn default_holder() -> String {

@@ -2,7 +2,7 @@
 //!
 //! They are tracked in a table of their own (`fenced_job_migrations`), apart from the application's.
 
-use sqlx::migrate::{Migration, MigrationType, Migrator};
+use sqlx::migrate::{Migrate, MigrateError, Migration, MigrationType, Migrator};
 use sqlx::{AssertSqlSafe, SqlSafeStr};
 
 use crate::{
@@ -51,15 +51,19 @@ pub(crate) async fn run<DB: Backend>(
 where
     DB::Connection: sqlx::migrate::Migrate,
 {
-    let migrations = steps_for::<DB>(tables)
+    let migrations: Vec<_> = steps_for::<DB>(tables)
         .into_iter()
         .map(|step| {
             let sql = AssertSqlSafe(step.sql).into_sql_str();
             Migration::new(step.version, step.name.into(), MigrationType::Simple, sql, false)
         })
         .collect();
+    let record = tables.name("fenced_job_migrations");
+    if is_done::<DB>(conn, &record, &migrations).await {
+        return Ok(());
+    }
     let mut migrator = Migrator::with_migrations(migrations);
-    migrator.dangerous_set_table_name(tables.name("fenced_job_migrations"));
+    migrator.dangerous_set_table_name(record.clone());
     // A newer release may have been here: its migrations must leave ours working.
     migrator.set_ignore_missing(true);
     if create_schema && let Some((schema, _)) = tables.prefix().split_once('.') {
@@ -74,9 +78,29 @@ where
                 tokio::time::sleep(std::time::Duration::from_millis(50)).await;
             }
             Err(error) => {
-                let message = format!("the migrations of {} failed", DB::Protocol::NAME);
+                let what_to_do = match &error {
+                    MigrateError::VersionMismatch(_) => {
+                        format!("another release of fence wrote {record}; if the tables are as `migrate::steps` prints them, delete its row there")
+                    }
+                    _ => "the role must be able to create tables and functions; or have what `migrate::steps` prints run, and \
+                          build without `.migrate()`"
+                        .to_owned(),
+                };
+                let message = format!("the migrations of {} failed ({what_to_do})", DB::Protocol::NAME);
                 return Err(Error::new(ErrorKind::Schema, message).because(sqlx::Error::Migrate(Box::new(error))));
             }
         }
     }
+}
+
+/// Asked first, because everything else about a migration needs the right to create tables, even where nothing is left to do.
+async fn is_done<DB: Backend>(conn: &mut DB::Connection, record: &str, migrations: &[Migration]) -> bool
+where
+    DB::Connection: sqlx::migrate::Migrate,
+{
+    let Ok(applied) = conn.list_applied_migrations(record).await else { return false };
+    matches!(conn.dirty_version(record).await, Ok(None))
+        && migrations
+            .iter()
+            .all(|ours| applied.iter().any(|found| found.version == ours.version && found.checksum == ours.checksum))
 }

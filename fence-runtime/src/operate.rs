@@ -9,6 +9,7 @@ use crate::{
     Backend, Fence,
     backend::{LeaseRow, Protocol},
     error::{Error, ErrorKind},
+    fence::is_in_the_way,
     lease::LeaseName,
 };
 
@@ -100,22 +101,43 @@ impl<DB: Backend> Fence<DB> {
     /// Ends the term of whoever holds the lease: at once no new fenced transaction of it begins; then its token is raised, as a takeover
     /// does, for which fenced transactions that are open already are waited for, at most `wait`.
     ///
+    /// ```no_run
+    /// # async fn example<DB: fence_runtime::Backend>(fence: fence_runtime::Fence<DB>) -> Result<(), fence_runtime::Error> {
+    /// use fence_runtime::{LeaseName, Revocation};
+    ///
+    /// let lease = LeaseName::new("admin:reconciliation")?;
+    /// match fence.revoke(&lease, std::time::Duration::from_secs(30)).await? {
+    ///     Revocation::Complete { fence_token } => println!("nothing below token {fence_token} can be written any more"),
+    ///     Revocation::Draining { fence_token } => println!("a transaction with token {fence_token} is still open: ask again"),
+    ///     _ => {}
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
-    /// [`ErrorKind::Config`] when there is no such lease, [`ErrorKind::Database`].
+    /// [`ErrorKind::Config`] when there is no such lease, [`ErrorKind::Database`]. On SQLite an open fenced transaction keeps everybody from
+    /// writing: when one was open all the time, that is a [`ErrorKind::Database`] that says so, and nothing was revoked.
     ///
     /// # Cancel safety
     /// Dropped, either step may or may not have been done; calling it again is right.
     pub async fn revoke(&self, lease: &LeaseName, wait: Duration) -> Result<Revocation, Error> {
         let started = Instant::now();
-        let (tables, name) = (self.shared.tables.clone(), lease.clone());
-        let expired = self
-            .shared
-            .once("the lease could not be revoked", move |conn| {
-                let (tables, name) = (tables.clone(), name.clone());
-                Box::pin(async move { DB::Protocol::expire(conn, &tables, &name).await })
-            })
-            .await
-            .map_err(|error| error.of(lease, None))?;
+        let expired = loop {
+            let (tables, name) = (self.shared.tables.clone(), lease.clone());
+            let expired = self
+                .shared
+                .once("nothing was revoked", move |conn| {
+                    let (tables, name) = (tables.clone(), name.clone());
+                    Box::pin(async move { DB::Protocol::expire(conn, &tables, &name).await })
+                })
+                .await;
+            match expired {
+                // Only where a fenced transaction keeps everybody from writing.
+                Err(error) if started.elapsed() < wait && is_in_the_way::<DB>(&error) => {}
+                other => break other.map_err(|error| error.of(lease, None))?,
+            }
+        };
         let Some(expired) = expired else {
             return Err(Error::new(ErrorKind::Config, "there is no such lease: it was never acquired").of(lease, None));
         };

@@ -11,10 +11,11 @@ use tracing::{debug, info};
 
 use crate::{
     Backend, FenceCtx,
-    backend::{Identity, LeaseRow, Protocol},
+    backend::{Claim, Identity, LeaseRow, Protocol},
     error::{Error, ErrorKind},
     fence::Shared,
     job::FencedJob,
+    keeper::Keeper,
     lease::{FenceToken, Lease, LeaseName, OnLost, OwnerToken, Terms},
     session::ANSWER_LIMIT,
     term::{Holding, LastTx, Term},
@@ -273,9 +274,14 @@ async fn acquire<DB: Backend, E>(
     let started = Instant::now();
     // Fresh for this acquisition and the same for all its tries: one whose answer was lost may have won.
     let owner = OwnerToken::fresh();
+    let mut attempt =
+        Attempt { keeper: &shared.keeper, claim: Claim { name: name.clone(), owner }, terms, unanswered: false };
     let mut failing_since = None;
     loop {
-        let contended = match try_acquire(shared, &name, owner, terms, job).await {
+        attempt.unanswered = true;
+        let answer = try_acquire(shared, &name, owner, terms, job).await;
+        attempt.unanswered = answer.is_err();
+        let contended = match answer {
             Ok(Acquired::Ours(holding)) => return Ok(holding),
             Ok(Acquired::Theirs(contended)) => contended,
             Err(error) if is_lost_answer(&error) => {
@@ -295,6 +301,22 @@ async fn acquire<DB: Backend, E>(
         }
         let nap = contended.remaining.clamp(Duration::from_millis(20), POLL).min(left);
         sleep(jittered(nap)).await;
+    }
+}
+
+/// Given up without an answer, the lease may have been acquired all the same: it must not stay held until it expires.
+struct Attempt<'a> {
+    keeper: &'a Keeper,
+    claim: Claim,
+    terms: Terms,
+    unanswered: bool,
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        if self.unanswered {
+            self.keeper.disown(self.claim.clone(), self.terms);
+        }
     }
 }
 

@@ -44,6 +44,8 @@ pub struct Terminal<'t, DB: Backend> {
 }
 
 struct Statement<DB: Database> {
+    /// For errors.
+    begins: String,
     sql: SqlStr,
     arguments: Option<DB::Arguments>,
     persistent: bool,
@@ -75,7 +77,7 @@ impl<'t, DB: Backend> Terminal<'t, DB> {
             Ok(arguments) => {
                 let (persistent, sql) = (query.persistent(), query.sql());
                 match why_not_a_write(sql.as_str(), DB::Protocol::DIALECT) {
-                    None => Ok(Statement { sql, arguments, persistent }),
+                    None => Ok(Statement { begins: beginning(sql.as_str()), sql, arguments, persistent }),
                     Some(why) => Err(Error::new(ErrorKind::NotAWrite, why).of(&id.name, Some(id.token))),
                 }
             }
@@ -96,22 +98,26 @@ impl<'t, DB: Backend> Terminal<'t, DB> {
     }
 
     async fn write(self) -> Result<Written, Error> {
-        let done = DB::Protocol::executor(self.open.conn()).execute(self.statement?).await;
+        let mut statement = self.statement?;
+        let begins = std::mem::take(&mut statement.begins);
+        let done = DB::Protocol::executor(self.open.conn()).execute(statement).await;
         let id = &self.open.term().id;
         let rows = match done {
             Ok(result) => DB::Protocol::rows(&result),
-            Err(error) => return Err(Error::database("a terminal write failed", error).of(&id.name, Some(id.token))),
+            Err(error) => {
+                let message = format!("the terminal write `{begins}` failed; this transaction can only be rolled back");
+                return Err(Error::database(message, error).of(&id.name, Some(id.token)));
+            }
         };
         if !self.rows.contains(&rows) {
             let message = match rows {
-                0 => {
-                    "the terminal write changed no row: the row is not there, or it bears the token of another owner; \
-                      this transaction can only be rolled back"
-                        .to_owned()
-                }
+                0 => format!(
+                    "the terminal write `{begins}` changed no row: the row is not there, or it bears the token of another \
+                     owner; this transaction can only be rolled back"
+                ),
                 rows => format!(
-                    "the terminal write changed {rows} rows, which is not as many as it was to change; \
-                                 this transaction can only be rolled back"
+                    "the terminal write `{begins}` changed {rows} rows, which is not as many as it was to change; \
+                     this transaction can only be rolled back"
                 ),
             };
             return Err(Error::new(ErrorKind::Unwritten, message).of(&id.name, Some(id.token)));
@@ -119,6 +125,16 @@ impl<'t, DB: Backend> Terminal<'t, DB> {
         // What went wrong before stays wrong.
         self.open.poison = self.before;
         Ok(Written { rows })
+    }
+}
+
+/// Enough of a statement to know it by.
+fn beginning(sql: &str) -> String {
+    const MOST: usize = 60;
+    let plain = sql.split_whitespace().collect::<Vec<_>>().join(" ");
+    match plain.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}…", &plain[..end]),
+        None => plain,
     }
 }
 

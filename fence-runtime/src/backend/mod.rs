@@ -93,6 +93,13 @@ pub struct Identity {
     pub(crate) token: FenceToken,
 }
 
+/// A term of which the token need not be known: an owner token is given out once.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    pub(crate) name: LeaseName,
+    pub(crate) owner: OwnerToken,
+}
+
 /// A row of the lease table; `remaining` is measured by the database's clock and negative once the lease has expired.
 #[derive(Clone, Debug)]
 pub struct LeaseRow {
@@ -205,6 +212,10 @@ pub trait Protocol: Sized + Send + Sync + 'static {
     /// Binds one.
     fn encode_number(number: i64, buffer: &mut <Self::Db as Database>::ArgumentBuffer) -> Result<IsNull, BoxDynError>;
 
+    /// Refuses connect options with which a job would not work.
+    fn check_options(_options: &Options<Self::Db>) -> Result<(), Error> {
+        Ok(())
+    }
     /// The connect options of the keeper.
     fn keeper_options(options: Options<Self::Db>) -> Options<Self::Db>;
     /// Fills in the schema where the database has one and none was named; refuses what cannot work.
@@ -239,7 +250,7 @@ pub trait Protocol: Sized + Send + Sync + 'static {
     fn release(
         conn: &mut Conn<Self>,
         tables: &Tables,
-        ids: &[Identity],
+        claims: &[Claim],
     ) -> impl Future<Output = Result<Vec<bool>, sqlx::Error>> + Send;
     /// One row, or all of them in the order of their names.
     fn rows_of(

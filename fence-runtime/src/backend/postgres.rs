@@ -15,8 +15,8 @@ use sqlx::{
 use sqlx_core::transaction::TransactionManager;
 
 use super::{
-    Backend, Ending, Fit, Identity, Isolation, LeaseRow, NotOpened, Opening, Protocol, Renewal, RolledBack, Tables,
-    hex, is_plain,
+    Backend, Claim, Ending, Fit, Identity, Isolation, LeaseRow, NotOpened, Opening, Protocol, Renewal, RolledBack,
+    Tables, hex, is_plain,
 };
 use crate::{
     error::{Error, ErrorKind},
@@ -176,17 +176,15 @@ impl Protocol for Pg {
         Ok(found)
     }
 
-    async fn release(conn: &mut PgConnection, tables: &Tables, ids: &[Identity]) -> Result<Vec<bool>, sqlx::Error> {
+    async fn release(conn: &mut PgConnection, tables: &Tables, claims: &[Claim]) -> Result<Vec<bool>, sqlx::Error> {
         let t = tables.leases();
-        let names = array(ids, "text", |id| text(id.name.as_str()));
-        let owners = array(ids, "text", |id| text(&id.owner.to_string()));
-        let tokens = array(ids, "bigint", |id| id.token.to_string());
+        let names = array(claims, "text", |claim| text(claim.name.as_str()));
+        let owners = array(claims, "text", |claim| text(&claim.owner.to_string()));
         // One alone may wait for whoever has locked its row.
-        let skip = if ids.len() == 1 { "" } else { "SKIP LOCKED" };
-        let ours =
-            "l.lease_name = w.name COLLATE \"C\" AND l.owner_token = w.owner COLLATE \"C\" AND l.fence_token = w.token";
+        let skip = if claims.len() == 1 { "" } else { "SKIP LOCKED" };
+        let ours = "l.lease_name = w.name COLLATE \"C\" AND l.owner_token = w.owner COLLATE \"C\"";
         let body = format!(
-            "WITH want AS (SELECT * FROM unnest({names}, {owners}, {tokens}) WITH ORDINALITY AS w (name, owner, token, place)), \
+            "WITH want AS (SELECT * FROM unnest({names}, {owners}) WITH ORDINALITY AS w (name, owner, place)), \
              held AS MATERIALIZED (SELECT w.* FROM want w JOIN {t} l ON {ours} \
               ORDER BY l.lease_name FOR NO KEY UPDATE OF l {skip}), \
              done AS (UPDATE {t} l SET leased_until = 'epoch' FROM held w WHERE {ours} RETURNING w.place) \
@@ -296,9 +294,13 @@ impl Protocol for Pg {
         _id: &Identity,
         _ttl: Duration,
     ) -> (Ending, Fit) {
-        if Depth::get_transaction_depth(conn) != 1 {
-            let fit = Self::undo(conn, mark).await;
-            return (Ending::RolledBack(RolledBack::Because(NESTED, None)), fit);
+        match Depth::get_transaction_depth(conn) {
+            0 => return (Ending::Unknown(SWAPPED, None), Fit::Close),
+            1 => {}
+            _ => {
+                let fit = Self::undo(conn, mark).await;
+                return (Ending::RolledBack(RolledBack::Because(NESTED, None)), fit);
+            }
         }
         match prove_and_commit(conn, mark).await {
             Ended::Committed(fit) => (Ending::Committed(None), fit),
@@ -363,6 +365,7 @@ impl Protocol for Pg {
 }
 
 const NESTED: &str = "a nested transaction or savepoint was still open";
+const SWAPPED: &str = "its connection was exchanged for another one";
 const ENDED_EARLY: &str =
     "a COMMIT or ROLLBACK that was not fence's had ended the transaction; what came after it was refused";
 

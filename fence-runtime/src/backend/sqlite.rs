@@ -12,7 +12,7 @@ use std::{
 };
 
 use sqlx::{
-    AssertSqlSafe, Database, Encode, Executor, Row, SqlSafeStr, Sqlite, SqliteConnection, Type,
+    AssertSqlSafe, ConnectOptions, Database, Encode, Executor, Row, SqlSafeStr, Sqlite, SqliteConnection, Type,
     encode::IsNull,
     error::{BoxDynError, DatabaseError},
     sqlite::{SqliteConnectOptions, SqliteQueryResult, SqliteRow},
@@ -20,7 +20,8 @@ use sqlx::{
 use sqlx_core::transaction::TransactionManager;
 
 use super::{
-    Backend, Ending, Fit, Identity, LeaseRow, NotOpened, Opening, Protocol, Renewal, RolledBack, Tables, hex, is_plain,
+    Backend, Claim, Ending, Fit, Identity, LeaseRow, NotOpened, Opening, Protocol, Renewal, RolledBack, Tables, hex,
+    is_plain,
 };
 use crate::{
     error::{Error, ErrorKind},
@@ -88,6 +89,18 @@ impl Protocol for Lite {
 
     fn encode_number(number: i64, buffer: &mut <Sqlite as Database>::ArgumentBuffer) -> Result<IsNull, BoxDynError> {
         Encode::<Sqlite>::encode(number, buffer)
+    }
+
+    /// Connections that share a cache wait for one another without a limit: a check for the fenced transaction that it is made in.
+    fn check_options(options: &SqliteConnectOptions) -> Result<(), Error> {
+        if options.to_url_lossy().query_pairs().any(|pair| pair == ("cache".into(), "shared".into())) {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "the connections share a cache (`shared_cache(true)`, `cache=shared`), in which a job would wait for itself: \
+                 leave that out; use journal mode WAL for readers beside a writer",
+            ));
+        }
+        Ok(())
     }
 
     fn keeper_options(options: SqliteConnectOptions) -> SqliteConnectOptions {
@@ -172,14 +185,16 @@ impl Protocol for Lite {
         Ok(found)
     }
 
-    async fn release(conn: &mut SqliteConnection, tables: &Tables, ids: &[Identity]) -> Result<Vec<bool>, sqlx::Error> {
-        let (t, want) = (tables.leases(), want(ids.iter().map(|id| (id, Duration::ZERO))));
+    async fn release(conn: &mut SqliteConnection, tables: &Tables, claims: &[Claim]) -> Result<Vec<bool>, sqlx::Error> {
+        let rows = claims.iter().map(|claim| format!("({},'{}')", text(claim.name.as_str()), claim.owner));
         let sql = format!(
-            "{want} UPDATE {t} SET leased_until = 0 FROM want \
-             WHERE lease_name = want.name AND owner_token = want.owner AND fence_token = want.token"
+            "WITH want (name, owner) AS (VALUES {}) UPDATE {} SET leased_until = 0 FROM want \
+             WHERE lease_name = want.name AND owner_token = want.owner",
+            rows.collect::<Vec<_>>().join(","),
+            tables.leases()
         );
         short(conn, &[sql]).await?;
-        Ok(vec![true; ids.len()])
+        Ok(vec![true; claims.len()])
     }
 
     async fn rows_of(

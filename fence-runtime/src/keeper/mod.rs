@@ -9,8 +9,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     Backend,
-    backend::{Options, Tables},
+    backend::{Claim, Options, Tables},
     error::{Error, ErrorKind},
+    lease::Terms,
     term::{Loss, Term},
 };
 
@@ -24,6 +25,7 @@ pub(crate) struct Keeper(mpsc::UnboundedSender<Command>);
 enum Command {
     Keep(Arc<Term>),
     Release(Arc<Term>, Option<oneshot::Sender<()>>),
+    Disown(Claim, Terms),
 }
 
 impl Keeper {
@@ -53,6 +55,11 @@ impl Keeper {
     /// Releases in the background.
     pub(crate) fn release(&self, term: Arc<Term>) {
         let _ = self.0.send(Command::Release(term, None));
+    }
+
+    /// Releases in the background what may have been acquired although no answer said so.
+    pub(crate) fn disown(&self, claim: Claim, terms: Terms) {
+        let _ = self.0.send(Command::Disown(claim, terms));
     }
 
     /// Resolves when the lease is released, or when that is no longer possible because its term is over.

@@ -12,8 +12,8 @@ use tracing::{debug, info, trace, warn};
 use super::{Command, roster::Roster};
 use crate::{
     Backend,
-    backend::{Options, Protocol, Renewal, Tables},
-    lease::OwnerToken,
+    backend::{Claim, Identity, Options, Protocol, Renewal, Tables},
+    lease::{FenceToken, OwnerToken},
     term::{Loss, Term},
     time::jittered,
 };
@@ -43,7 +43,10 @@ struct Keeping<DB: Backend> {
 }
 
 struct Leaving {
-    term: Arc<Term>,
+    claim: Claim,
+    /// `None`: it is not known whether it was acquired.
+    token: Option<FenceToken>,
+    patience: Duration,
     done: Option<oneshot::Sender<()>>,
     until: Instant,
 }
@@ -72,7 +75,7 @@ impl<DB: Backend> Task<DB> {
     fn pace(&self) -> Option<Duration> {
         match self {
             Self::Renew(batch, _) => batch.iter().map(|term| term.terms.patience()).min(),
-            Self::Release(batch, _) => batch.iter().map(|leaving| leaving.term.terms.patience()).min(),
+            Self::Release(batch, _) => batch.iter().map(|leaving| leaving.patience).min(),
         }
     }
 }
@@ -158,16 +161,22 @@ impl<DB: Backend> Keeping<DB> {
             Command::Keep(term) => self.roster.add(term),
             Command::Release(term, done) => {
                 let now = Instant::now();
-                let owner = term.id.owner;
-                let mut leaving = Leaving { term, done, until: now };
+                let Identity { name, owner, token } = term.id.clone();
+                let (token, patience) = (Some(token), term.terms.patience());
+                let mut leaving = Leaving { claim: Claim { name, owner }, token, patience, done, until: now };
                 match self.roster.remove(owner) {
-                    Some(None) => leaving.until += RELEASE_PATIENCE.min(leaving.term.terms.ttl),
+                    Some(None) => leaving.until += RELEASE_PATIENCE.min(term.terms.ttl),
                     // It may still be ours: one try, that nobody waits for.
                     Some(Some(Loss::Unconfirmed(_))) => leaving.answer(),
                     // Not ours any more; or asked twice (by `run`, then by the last handle), and the first has done it.
                     Some(Some(_)) | None => return leaving.answer(),
                 }
                 self.leaving.insert((now, owner), leaving);
+            }
+            Command::Disown(claim, terms) => {
+                let now = Instant::now();
+                let (owner, patience, until) = (claim.owner, terms.patience(), now + RELEASE_PATIENCE.min(terms.ttl));
+                self.leaving.insert((now, owner), Leaving { claim, token: None, patience, done: None, until });
             }
         }
     }
@@ -216,9 +225,9 @@ impl<DB: Backend> Keeping<DB> {
         {
             batch.push(first.remove());
         }
-        let ids: Vec<_> = batch.iter().map(|leaving| leaving.term.id.clone()).collect();
+        let claims: Vec<_> = batch.iter().map(|leaving| leaving.claim.clone()).collect();
         let tables = self.tables.clone();
-        Task::Release(batch, self.ask(async move |conn| DB::Protocol::release(conn, &tables, &ids).await))
+        Task::Release(batch, self.ask(async move |conn| DB::Protocol::release(conn, &tables, &claims).await))
     }
 
     /// Asks on the keeper's connection, on a fresh one if there is none.
@@ -284,7 +293,7 @@ impl<DB: Backend> Keeping<DB> {
                 for (place, mut leaving) in batch.into_iter().enumerate() {
                     match released.get(place) {
                         Some(true) => {
-                            debug!(lease = %leaving.term.id.name, token = %leaving.term.id.token, "lease released");
+                            debug!(lease = %leaving.claim.name, token = leaving.token(), "lease released");
                             leaving.answer();
                         }
                         _ => self.release_again(leaving, "its row is locked by somebody"),
@@ -301,11 +310,11 @@ impl<DB: Backend> Keeping<DB> {
     }
 
     fn release_again(&mut self, mut leaving: Leaving, error: &str) {
-        let (now, id) = (Instant::now(), &leaving.term.id);
+        let now = Instant::now();
         if now < leaving.until {
-            self.leaving.insert((now + jittered(REST), id.owner), leaving);
+            self.leaving.insert((now + jittered(REST), leaving.claim.owner), leaving);
         } else {
-            warn!(lease = %id.name, token = %id.token, error, "lease not released: it will expire by itself");
+            warn!(lease = %leaving.claim.name, token = leaving.token(), error, "lease not released: it will expire by itself");
             leaving.answer();
         }
     }
@@ -353,6 +362,10 @@ impl<DB: Backend> Keeping<DB> {
 }
 
 impl Leaving {
+    fn token(&self) -> Option<i64> {
+        self.token.map(FenceToken::get)
+    }
+
     fn answer(&mut self) {
         if let Some(done) = self.done.take() {
             let _ = done.send(());

@@ -8,15 +8,16 @@ use std::{
     time::Duration,
 };
 
-use fence_runtime::{Error, ErrorKind, FenceCtx, OnLost, RunError};
+use fence_runtime::{Error, ErrorKind, Fence, FenceCtx, OnLost, RunError};
 use fence_tests::{
+    app::eventually,
     conformance,
     jobs::{job, token_of},
     owner::{
         Act::{Check, Progress},
         Named, Owner,
     },
-    servers::TestDb,
+    servers::{SqliteDb, TestDb},
     stepper::{Gate, Task},
 };
 
@@ -31,6 +32,11 @@ conformance! {
     an_idempotency_key_is_the_same_for_every_owner,
     an_idempotency_key_is_unambiguous,
     the_context_says_what_it_holds,
+}
+
+mod on_a_file {
+    fence_tests::conformance! { on sqlite: a_check_that_a_transaction_overtakes_is_no_loss }
+    use super::a_check_that_a_transaction_overtakes_is_no_loss;
 }
 
 const LEASE: &str = "admin:reconciliation";
@@ -263,4 +269,47 @@ async fn the_context_says_what_it_holds<D: TestDb>(db: D) {
         .unwrap();
     let owner = db.text("SELECT owner_token FROM fenced_job_leases").await.unwrap();
     assert_eq!(owner.len(), 36);
+}
+
+/// The check was asked for before the transaction was open, and is answered when the row that others see has expired: the guard has renewed it
+/// for the transaction alone.
+async fn a_check_that_a_transaction_overtakes_is_no_loss(db: SqliteDb) {
+    let fence = Fence::builder(db.pool_as("a", 2)).migrate().build().await.unwrap();
+    let pool = fence.unfenced("to be in the way");
+    let (first, second) = (pool.acquire().await.unwrap(), pool.acquire().await.unwrap());
+    // A connection of the pool is needed to acquire.
+    drop(first);
+    let run = fence.run(
+        job(LEASE, |ctx| {
+            Box::pin(async move {
+                let first = pool.acquire().await?;
+                let checked = Gate::new("checked");
+                // In this order they wait for a connection.
+                let (written, check, ()) = tokio::join!(
+                    async {
+                        let tx = ctx.begin().await?;
+                        checked.stop().await;
+                        tx.commit().await
+                    },
+                    async {
+                        let check = ctx.check().await;
+                        checked.open();
+                        check
+                    },
+                    async {
+                        drop(first);
+                        eventually("others see that it has expired", async || {
+                            db.int("SELECT leased_until < unixepoch() * 1000000 FROM fenced_job_leases").await == 1
+                        })
+                        .await;
+                        drop(second);
+                    }
+                );
+                written?;
+                check
+            })
+        })
+        .ttl(Duration::from_millis(600)),
+    );
+    run.await.unwrap();
 }

@@ -29,6 +29,11 @@ mod draining {
     use super::a_revocation_says_that_a_fenced_transaction_is_open;
 }
 
+mod on_a_file {
+    fence_tests::conformance! { on sqlite, sqlite_rollback: a_revocation_waits_as_long_as_it_is_told_to }
+    use super::a_revocation_waits_as_long_as_it_is_told_to;
+}
+
 const LEASE: &str = "admin:reconciliation";
 
 fn name(name: &'static str) -> LeaseName {
@@ -145,5 +150,25 @@ async fn a_revocation_says_that_a_fenced_transaction_is_open<D: TestDb>(db: D) {
     let revoked = fence.revoke(&name(LEASE), Duration::from_secs(5)).await.unwrap();
     assert_eq!(revoked, Revocation::Complete { fence_token: 2 });
     assert_eq!(status(&db).await, "in time");
+    assert!(a.end().await.unwrap_err().is_lost());
+}
+
+/// A fenced transaction keeps everybody from writing, a revocation too; each of its tries ends long before.
+async fn a_revocation_waits_as_long_as_it_is_told_to<D: TestDb>(db: D) {
+    db.sql(RUNS).await;
+    let mut a = Owner::start(&db, "a", LEASE).await.unwrap();
+    a.ok(Begin(TxOptions::new())).await;
+    let fence = db.fence().await;
+    let asked = fence.clone();
+    let patient =
+        Task::start("patient", db.view(), async move { asked.revoke(&name(LEASE), Duration::from_secs(20)).await });
+    let error = fence.revoke(&name(LEASE), Duration::ZERO).await.unwrap_err();
+    assert!(error.kind() == ErrorKind::Database && error.to_string().contains("nothing was revoked"), "{error}");
+    assert!(!patient.is_finished());
+    a.ok(Terminal(COMPLETE.replace("$1", "{token}"))).await;
+    a.ok(Commit).await;
+    assert_eq!(patient.done().await.unwrap(), Revocation::Complete { fence_token: 2 });
+    assert_eq!(status(&db).await, "done");
+    assert_eq!(a.run(Begin(TxOptions::new())).await.unwrap_err().code, "Lost");
     assert!(a.end().await.unwrap_err().is_lost());
 }

@@ -5,6 +5,7 @@ mod dropped;
 mod pool;
 mod refused;
 mod text;
+mod unanswered;
 mod unknown;
 
 /// The lease of every test.

@@ -22,13 +22,15 @@ mod on_a_server {
         a_backend_that_is_killed_before_commit,
         a_backend_that_is_killed_in_commit,
         an_answer_to_commit_that_is_lost,
+        a_connection_that_was_exchanged,
         a_copy_that_is_dropped_half_way,
         unknown_outranks_lost,
         a_keeper_whose_network_is_slower_than_its_pace,
     }
     use super::{
-        a_backend_that_is_killed_before_commit, a_backend_that_is_killed_in_commit, a_copy_that_is_dropped_half_way,
-        a_keeper_whose_network_is_slower_than_its_pace, an_answer_to_commit_that_is_lost, unknown_outranks_lost,
+        a_backend_that_is_killed_before_commit, a_backend_that_is_killed_in_commit, a_connection_that_was_exchanged,
+        a_copy_that_is_dropped_half_way, a_keeper_whose_network_is_slower_than_its_pace,
+        an_answer_to_commit_that_is_lost, unknown_outranks_lost,
     };
 }
 
@@ -83,7 +85,7 @@ async fn a_backend_that_is_killed_in_commit(db: PostgresDb) {
 }
 
 /// A fence whose pool, and not its keeper, goes through a proxy.
-async fn behind_a_proxy(db: &PostgresDb) -> (Proxy, Fence<sqlx::Postgres>) {
+pub(crate) async fn behind_a_proxy(db: &PostgresDb) -> (Proxy, Fence<sqlx::Postgres>) {
     let direct = db.options("a");
     let proxy = Proxy::to(format!("{}:{}", direct.get_host(), direct.get_port())).await.unwrap();
     let through = direct.host("127.0.0.1").port(proxy.port());
@@ -106,6 +108,26 @@ async fn an_answer_to_commit_that_is_lost(db: PostgresDb) {
     assert_eq!(refused.code, "Unknown", "{refused}");
     let error = a.end().await.unwrap_err();
     assert!(error.is_unknown(), "{error}");
+    assert_eq!(count(&db, 2).await, 1);
+}
+
+/// `connection()` is `&mut`, so its place can be given to another: the transaction is then where nobody but the job knows.
+async fn a_connection_that_was_exchanged(db: PostgresDb) {
+    db.sql(RUNS).await;
+    let (fence, other) = (db.fence_as("a").await, db.connect("other").await);
+    let error = fence
+        .run(job(LEASE, |ctx| {
+            Box::pin(async move {
+                let (mut tx, mut taken) = (ctx.begin().await?, other);
+                insert::<PostgresDb>(&mut tx, 2).await.unwrap();
+                std::mem::swap(tx.connection(), &mut taken);
+                on::<PostgresDb>(&mut taken, "COMMIT").await.unwrap();
+                tx.commit().await
+            })
+        }))
+        .await
+        .unwrap_err();
+    assert!(error.is_unknown() && error.to_string().contains("exchanged"), "{error}");
     assert_eq!(count(&db, 2).await, 1);
 }
 

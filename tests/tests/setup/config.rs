@@ -16,8 +16,8 @@ conformance! {
 }
 
 mod on_sqlite {
-    fence_tests::conformance! { on sqlite: a_schema_is_refused }
-    use super::a_schema_is_refused;
+    fence_tests::conformance! { on sqlite: a_schema_is_refused, a_shared_cache_is_refused }
+    use super::{a_schema_is_refused, a_shared_cache_is_refused};
 }
 
 /// Names that are none, and a word of what is said about them.
@@ -43,6 +43,16 @@ fn no_names() -> Vec<(String, &'static str)> {
         ("x".repeat(100_000), "100000 bytes"),
     ]);
     names
+}
+
+async fn a_shared_cache_is_refused(db: fence_tests::servers::SqliteDb) {
+    drop(builder(&db).migrate().build().await.unwrap());
+    let shared = || db.options("a").shared_cache(true);
+    let pool = SqlitePoolOptions::new().connect_lazy_with(shared());
+    for builder in [Fence::builder(pool), builder(&db).keeper_options(shared())] {
+        let error = builder.build().await.unwrap_err();
+        assert!(error.kind() == ErrorKind::Config && error.to_string().contains("cache=shared"), "{error}");
+    }
 }
 
 async fn a_name_that_breaks_a_rule_is_refused_and_nothing_is_sent<D: TestDb>(db: D) {
