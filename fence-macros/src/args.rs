@@ -187,11 +187,13 @@ struct Entries {
     entries: Vec<Entry>,
     /// Named without a value that can be used: not missing, but absent.
     broken: Vec<String>,
+    /// There was a value without a name.
+    keyless: bool,
 }
 
 impl Entries {
     fn parse(args: TokenStream, known: &[&str], errors: &mut Errors) -> Self {
-        let mut all = Self { entries: Vec::new(), broken: Vec::new() };
+        let mut all = Self { entries: Vec::new(), broken: Vec::new(), keyless: false };
         let parser = |input: ParseStream<'_>| {
             while !input.is_empty() {
                 all.parse_one(input, known, errors);
@@ -204,6 +206,10 @@ impl Entries {
         if let Err(error) = parser.parse2(args) {
             errors.push_error(error);
         }
+        // A value without its key was probably meant for the first option, which is not missing then.
+        if all.keyless && !all.has(known[0]) {
+            all.broken.push(known[0].to_owned());
+        }
         all
     }
 
@@ -211,7 +217,9 @@ impl Entries {
     fn parse_one(&mut self, input: ParseStream<'_>, known: &[&str], errors: &mut Errors) {
         let Ok(key) = input.call(Ident::parse_any) else {
             let example = known[0];
-            errors.push_error(input.error(format!("expected an option, such as `{example} = \"…\"`")));
+            let value = input.fork().parse::<LitStr>().map_or_else(|_| "\"…\"".to_owned(), |text| diag::source(&text));
+            errors.push_error(input.error(format!("expected an option, such as `{example} = {value}`")));
+            self.keyless = true;
             discard_to_comma(input);
             return;
         };
@@ -331,7 +339,9 @@ mod tests {
             ("lease", "`lease` needs a value: write `lease = \"…\"`"),
             ("lease = ", "`lease` needs a value: write `lease = \"…\"`"),
             ("lease(\"a\")", "`lease` needs a value: write `lease = \"…\"`"),
-            ("\"a\", lease = \"a\"", "expected an option, such as `lease = \"…\"`"),
+            ("\"a\", lease = \"a\"", "expected an option, such as `lease = \"a\"`"),
+            ("\"a:b\"", "expected an option, such as `lease = \"a:b\"`"),
+            ("5", "expected an option, such as `lease = \"…\"`"),
             ("lease = \"a\" ttl = \"30s\"", "expected `,` before this"),
             (
                 "lease = NAME",

@@ -14,6 +14,7 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     }
     if text.contains(char::is_whitespace) {
         let closed_up: String = text.split_whitespace().collect();
+        parse(&closed_up)?;
         return Err(format!("must not contain white space: write \"{closed_up}\""));
     }
     let mut total: u64 = 0;
@@ -125,6 +126,8 @@ mod tests {
             ("30", "has no unit: write \"30s\" or \"30ms\""),
             ("s", "(\"s\") must begin with a number: write, for example, \"30s\""),
             ("30 s", "must not contain white space: write \"30s\""),
+            ("30 sec", "has the unknown unit `sec`: write \"30s\""),
+            ("1m 30", "has no unit: write \"1m30s\" or \"1m30ms\""),
             ("-1s", "cannot be negative"),
             ("1.5s", "(\"1.5s\") must use whole numbers: write, for example, \"1500ms\" for one and a half seconds"),
             ("30sec", "has the unknown unit `sec`: write \"30s\""),

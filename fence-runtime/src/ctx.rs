@@ -103,6 +103,16 @@ impl<DB: Backend, L> FenceCtx<DB, L> {
 
     /// [`begin`](Self::begin) with another isolation level or idle limit.
     ///
+    /// ```no_run
+    /// # async fn example<DB: fence_runtime::Backend>(ctx: &fence_runtime::FenceCtx<DB>) -> Result<(), fence_runtime::Error> {
+    /// use fence_runtime::{Isolation, TxOptions};
+    ///
+    /// let tx = ctx.begin_with(TxOptions::new().isolation(Isolation::Serializable)).await?;
+    /// // …
+    /// tx.commit().await
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`begin`](Self::begin).
     pub async fn begin_with(&self, options: TxOptions) -> Result<FencedTx<'_, DB, L>, Error> {
@@ -156,6 +166,15 @@ impl<DB: Backend, L> FenceCtx<DB, L> {
     }
 
     /// Resolves when the lease is lost. For jobs with `on_lost = "signal"`; others are dropped at that moment.
+    ///
+    /// ```no_run
+    /// # async fn example<DB: fence_runtime::Backend>(ctx: &fence_runtime::FenceCtx<DB>, work: impl Future<Output = ()>) {
+    /// tokio::select! {
+    ///     () = ctx.lost() => println!("{} is lost: clean up, nothing can be written any more", ctx.lease_name()),
+    ///     () = work => {}
+    /// }
+    /// # }
+    /// ```
     ///
     /// # Cancel safety
     /// Yes.

@@ -24,6 +24,10 @@ mod sqlite;
 ///
 /// The trait is sealed: the guarantee rests on measured behaviour of each server, so a database is added here, with the conformance
 /// suite, or not at all.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a database that `fence` knows",
+    note = "`sqlx::Postgres` and `sqlx::Sqlite` are, with the feature `postgres` or `sqlite` of `fence-runtime`"
+)]
 pub trait Backend: Database<Arguments: IntoArguments<Self>> {
     /// How it is done. An associated type, so that none of its functions gets in the way of a user's own trait over databases.
     #[doc(hidden)]
