@@ -9,8 +9,8 @@ use futures_util::StreamExt;
 use sqlx::{
     AssertSqlSafe, Database, Either, Encode, Executor, PgConnection, Postgres, Row, SqlSafeStr, Type,
     encode::IsNull,
-    error::{BoxDynError, DatabaseError},
-    postgres::{PgConnectOptions, PgDatabaseError, PgQueryResult, PgRow, PgSeverity},
+    error::BoxDynError,
+    postgres::{PgConnectOptions, PgQueryResult, PgRow},
 };
 use sqlx_core::transaction::TransactionManager;
 
@@ -23,20 +23,14 @@ use crate::{
     lease::{LeaseName, OwnerToken},
     statement::Dialect,
 };
+use sqlstate::{
+    CANCELED, ENDED_EARLY, IN_TRANSACTION, NO_SUCH_CURSOR, PASSING, REFUSED, code_of, severity_of, why_refused,
+};
 
+mod sqlstate;
 mod verify;
 
 type Depth = <Postgres as sqlx::Database>::TransactionManager;
-
-/// Raised by `fence_begin_v1` when the lease is not ours.
-const REFUSED: &str = "FENCE";
-const ABORTED: &str = "25P02";
-/// What `BEGIN … NOT DEFERRABLE` says inside a transaction.
-const IN_TRANSACTION: [&str; 2] = ["25001", ABORTED];
-/// A serialisation failure, a deadlock, a lock that was not available.
-const PASSING: [&str; 3] = ["40001", "40P01", "55P03"];
-const CANCELED: &str = "57014";
-const NO_SUCH_CURSOR: &str = "34000";
 
 impl Backend for Postgres {
     type Protocol = Pg;
@@ -366,9 +360,6 @@ impl Protocol for Pg {
 
 const NESTED: &str = "a nested transaction or savepoint was still open";
 const SWAPPED: &str = "its connection was exchanged for another one";
-const ENDED_EARLY: &str =
-    "a COMMIT or ROLLBACK that was not fence's had ended the transaction; what came after it was refused";
-
 /// A takeover that is lost in a crash of the server would issue its token twice: it is made durable even where others are not.
 const DURABLE: &str =
     "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'";
@@ -495,22 +486,4 @@ async fn roll_back(conn: &mut PgConnection) -> bool {
         }
     }
     true
-}
-
-fn code_of(error: &sqlx::Error) -> Option<String> {
-    error.as_database_error().and_then(DatabaseError::code).map(|code| code.into_owned())
-}
-
-fn why_refused(error: &sqlx::Error) -> &'static str {
-    match code_of(error).as_deref() {
-        Some(NO_SUCH_CURSOR) => ENDED_EARLY,
-        Some(ABORTED) => "a statement in it had failed",
-        _ => "PostgreSQL refused it",
-    }
-}
-
-/// The severity, if the server is still there to talk to.
-fn severity_of(error: &sqlx::Error) -> Option<PgSeverity> {
-    let severity = error.as_database_error()?.try_downcast_ref::<PgDatabaseError>()?.severity();
-    (!matches!(severity, PgSeverity::Fatal | PgSeverity::Panic)).then_some(severity)
 }
