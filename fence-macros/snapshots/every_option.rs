@@ -26,6 +26,7 @@ fn job() -> impl crate::fence::__private::FencedJob<
                 .ttl(__fence::millis(30000u64))
                 .renew(__fence::millis(5000u64))
                 .wait(__fence::millis(60000u64))
+                .max_runtime(__fence::millis(7200000u64))
                 .on_lost(__fence::OnLost::Signal)
         }
         async fn run(self, ctx: &Self::Context) -> Self::Returns {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proc_macro2::{Ident, TokenStream, TokenTree};
 use syn::{
-    Expr, ExprLit, Lit, LitStr, Path, Token,
+    Expr, LitStr, Path, Token,
     ext::IdentExt,
     parse::{ParseStream, Parser},
     parse_quote,
@@ -13,10 +13,10 @@ use syn::{
 use crate::{
     diag::{self, Errors},
     duration::{self, Written},
-    names,
+    lease::{Lease, string},
 };
 
-const JOB_OPTIONS: &[&str] = &["lease", "ttl", "renew", "wait", "on_lost", "crate"];
+const JOB_OPTIONS: &[&str] = &["lease", "ttl", "renew", "wait", "max_runtime", "on_lost", "crate"];
 const TERMINAL_OPTIONS: &[&str] = &["crate"];
 const ON_LOST: &[&str] = &["drop", "signal"];
 
@@ -29,14 +29,9 @@ pub(crate) struct JobOptions {
     pub(crate) ttl: Option<Duration>,
     pub(crate) renew: Option<Duration>,
     pub(crate) wait: Option<Duration>,
+    pub(crate) max_runtime: Option<Duration>,
     pub(crate) on_lost: OnLost,
     pub(crate) krate: Path,
-}
-
-/// Where a job's lease comes from.
-pub(crate) enum Lease {
-    /// `lease = "group:name"`
-    Named(LitStr),
 }
 
 #[derive(Clone, Copy, Default)]
@@ -60,20 +55,25 @@ impl JobOptions {
                 "missing option `lease`: add `lease = \"group:name\"`",
             ));
         }
-        let lease = options.take("lease").and_then(|entry| lease(&entry, errors));
+        let lease = options.take("lease").and_then(|entry| Lease::parse(&entry.value, errors));
         let ttl = options.take("ttl").and_then(|entry| Timed::parse(entry, errors));
         let renew = options.take("renew").and_then(|entry| Timed::parse(entry, errors));
         let wait = options.take("wait").and_then(|entry| Timed::parse(entry, errors));
+        let max_runtime = options.take("max_runtime").and_then(|entry| Timed::parse(entry, errors));
         let on_lost = options.take("on_lost").and_then(|entry| on_lost(&entry, errors)).unwrap_or_default();
         let krate = options.krate(errors);
 
         check_ttl(ttl.as_ref(), errors);
         check_renew(renew.as_ref(), ttl.as_ref(), errors);
+        if let Some(Timed { duration: Duration::ZERO, value }) = &max_runtime {
+            errors.push(value, "`max_runtime` must be more than zero");
+        }
         Self {
             lease,
             ttl: ttl.map(|ttl| ttl.duration),
             renew: renew.map(|renew| renew.duration),
             wait: wait.map(|wait| wait.duration),
+            max_runtime: max_runtime.map(|max_runtime| max_runtime.duration),
             on_lost,
             krate,
         }
@@ -114,21 +114,6 @@ fn check_renew(renew: Option<&Timed>, ttl: Option<&Timed>, errors: &mut Errors) 
         let (found, ttl) = (Written(renew.duration), Written(ttl.duration));
         errors.push(&renew.value, format!("`renew` ({found}) must be at most a third of `ttl` ({ttl})"));
     }
-}
-
-fn lease(entry: &Entry, errors: &mut Errors) -> Option<Lease> {
-    let Some(name) = string(&entry.value) else {
-        errors.push(
-            &entry.value,
-            "`lease` must be a string literal such as \"group:name\": other expressions are not supported yet",
-        );
-        return None;
-    };
-    if let Some(rule) = names::broken_rule(&name.value()) {
-        errors.push(&name, format!("lease name {rule}"));
-        return None;
-    }
-    Some(Lease::Named(name))
 }
 
 fn on_lost(entry: &Entry, errors: &mut Errors) -> Option<OnLost> {
@@ -294,15 +279,6 @@ fn discard_to_comma(input: ParseStream<'_>) {
     }
 }
 
-/// The string literal that an expression is, also behind a `$value:expr` of a `macro_rules!` macro.
-fn string(value: &Expr) -> Option<LitStr> {
-    match value {
-        Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => Some(text.clone()),
-        Expr::Group(group) => string(&group.expr),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -333,7 +309,7 @@ mod tests {
             ("leese = \"a\"", "unknown option `leese`; did you mean `lease`?"),
             (
                 "lease = \"a\", frequency = \"1s\"",
-                "unknown option `frequency`; there is `lease`, `ttl`, `renew`, `wait`, `on_lost` and `crate`",
+                "unknown option `frequency`; there is `lease`, `ttl`, `renew`, `wait`, `max_runtime`, `on_lost` and `crate`",
             ),
             ("lease = \"a\", lease = \"b\"", "duplicate option `lease`: remove one"),
             ("lease", "`lease` needs a value: write `lease = \"…\"`"),
@@ -359,6 +335,7 @@ mod tests {
                 "lease = \"a\", ttl = \"100ms\", renew = \"34ms\"",
                 "`renew` (34ms) must be at most a third of `ttl` (100ms)",
             ),
+            ("lease = \"a\", max_runtime = \"0ms\"", "`max_runtime` must be more than zero"),
             ("lease = \"a\", on_lost = \"sginal\"", "unknown value \"sginal\" of `on_lost`; did you mean `signal`?"),
             ("lease = \"a\", on_lost = Signal", "`on_lost` must be \"drop\" or \"signal\""),
             ("lease = \"a\", crate = fence", "`crate` must be a path in a string, such as \"::fence_runtime\""),

@@ -7,10 +7,12 @@ use quote::{ToTokens, format_ident, quote, quote_spanned};
 use syn::{GenericParam, Generics, Index, Signature, Type, spanned::Spanned};
 
 use crate::{
-    args::{JobOptions, Lease, OnLost},
+    args::{JobOptions, OnLost},
     attrs,
     item::Item,
     job::Job,
+    lease::Lease,
+    names::{self, Part},
     params::{self, Params},
     raw,
     signature::ungroup,
@@ -42,7 +44,7 @@ pub(crate) fn job(job: &Job) -> TokenStream {
     let lease_type = projection(context, "Context", "Lease", &rt);
 
     let name = sig.ident.to_string();
-    let lease = lease(options.lease.as_ref(), &rt);
+    let lease = lease(options.lease.as_ref(), params, &rt);
     let lease_options = lease_options(options, &rt);
     let checks = raw::checks(&params.list, params, &rt);
     let own_generics = turbofish(&sig.generics, 0);
@@ -131,11 +133,24 @@ fn projection(ty: &Type, of: &str, member: &str, rt: &TokenStream) -> TokenStrea
     quote_spanned!(last=> #open #ty as #rt::#of>::#member)
 }
 
-fn lease(lease: Option<&Lease>, rt: &TokenStream) -> TokenStream {
+fn lease(lease: Option<&Lease>, params: &Params, rt: &TokenStream) -> TokenStream {
     match lease {
-        Some(Lease::Named(name)) => {
+        Some(Lease::Named(name, literal)) => {
             // A context with a typed lease does not go with a string: the compiler shall say so there.
-            quote_spanned!(name.span()=> #rt::untyped(#name))
+            quote_spanned!(literal.span()=> #rt::untyped(#name))
+        }
+        Some(Lease::Template(parts, literal)) => {
+            let span = literal.span().resolved_at(Span::mixed_site());
+            let pieces = parts.iter().filter_map(|part| match part {
+                Part::Text(text) => Some(quote_spanned!(span=> #rt::Piece::Text(#text))),
+                Part::Placeholder(name) => {
+                    // One that is no parameter is reported already.
+                    let at = params.list.iter().position(|param| names::plain(&param.name) == *name)?;
+                    let at = Index::from(at);
+                    Some(quote_spanned!(span=> #rt::value(#name, &self.#at)))
+                }
+            });
+            quote_spanned!(span=> #rt::template(&[#(#pieces),*]))
         }
         // The mistake is reported already.
         None => quote!(#rt::untyped("")),
@@ -148,7 +163,9 @@ fn lease_options(options: &JobOptions, rt: &TokenStream) -> TokenStream {
         quote!(#rt::millis(#millis))
     };
     let mut tokens = quote!(#rt::LeaseOptions::new());
-    for (method, duration) in [("ttl", options.ttl), ("renew", options.renew), ("wait", options.wait)] {
+    let durations =
+        [("ttl", options.ttl), ("renew", options.renew), ("wait", options.wait), ("max_runtime", options.max_runtime)];
+    for (method, duration) in durations {
         if let Some(duration) = duration.map(millis) {
             let method = format_ident!("{method}");
             tokens.extend(quote!(.#method(#duration)));

@@ -37,6 +37,9 @@ pub(crate) fn fenced_job(args: TokenStream, tokens: TokenStream) -> TokenStream 
             Some((context, returns)) => {
                 scan::refuse_as_executor(&mut item, NOT_AN_EXECUTOR);
                 let params = Params::behind_first(&item.sig);
+                if let Some(lease) = &options.lease {
+                    lease.check(&params, &mut errors);
+                }
                 expand::job(&Job { item, options, context, returns, params })
             }
             None => item.into_token_stream(),

@@ -11,6 +11,7 @@ mod duration;
 mod expand;
 mod item;
 mod job;
+mod lease;
 mod names;
 mod params;
 mod raw;
@@ -44,14 +45,19 @@ use proc_macro::TokenStream;
 ///
 /// | option | meaning | default |
 /// |---|---|---|
-/// | `lease = "group:name"` | the lease: 1–190 bytes, no control characters, no white space at either end | required |
+/// | `lease = "group:name"` | the lease: 1–190 bytes, no control characters, no white space at either end; see below | required |
 /// | `ttl = "30s"` | how long the lease lives without renewal: `100ms` to `24h` | the `Fence`'s, 30 s |
 /// | `renew = "10s"` | the time between two renewals: at most a third of `ttl` | a third of `ttl` |
 /// | `wait = "5s"` | how long to keep asking for a lease that somebody else holds | not at all |
+/// | `max_runtime = "10m"` | for how long the lease is renewed: a job that takes longer has lost it | for ever |
 /// | `on_lost = "signal"` | what a lost lease does to the job, see below | `"drop"` |
 /// | `crate = "path"` | where `fence_runtime` is found, if it was renamed or re-exported | `"::fence_runtime"` |
 ///
 /// Durations are whole numbers with the units `ms`, `s`, `m`, `h`, also combined: `"1m30s"`.
+///
+/// A lease can be a template: `lease = "tenant:{tenant_id}:billing"` puts the `Display` of the job's parameter `tenant_id` there, so that each
+/// tenant has a lease of its own. `{{` and `}}` stand for braces. A value that is empty, or makes a name that breaks a rule, is an
+/// error of the run (`RunError::Fence`). Values are not escaped: `"{a}:{b}"` is one name for `a = "x:y", b = "z"` and `a = "x", b = "y:z"`.
 ///
 /// When the lease is lost, `on_lost = "drop"` ends the job at its next await; with `"signal"` it goes on and may watch
 /// `ctx.lost()`. Its writes are refused either way.

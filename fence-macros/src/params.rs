@@ -50,7 +50,10 @@ impl Params {
             let name = match &*parameter.pat {
                 Pat::Ident(pat) if pat.subpat.is_none() && !list.iter().any(|other| other.name == pat.ident) => {
                     // The hygiene of the macro: lints about the name are for the function, not for the constructor.
-                    Ident::new(&pat.ident.to_string(), pat.ident.span().resolved_at(Span::mixed_site()))
+                    // Not `Ident::new`, which takes no raw identifier.
+                    let mut name = pat.ident.clone();
+                    name.set_span(name.span().resolved_at(Span::mixed_site()));
+                    name
                 }
                 pat => format_ident!("arg{}", index, span = pat.span().resolved_at(Span::mixed_site())),
             };

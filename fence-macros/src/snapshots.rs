@@ -42,7 +42,7 @@ fn every_option() {
     check(
         "every_option",
         FENCED_JOB,
-        r#"lease = "a", ttl = "30s", renew = "5s", wait = "1m", on_lost = "signal", crate = "crate::fence""#,
+        r#"lease = "a", ttl = "30s", renew = "5s", wait = "1m", max_runtime = "2h", on_lost = "signal", crate = "crate::fence""#,
         "async fn job(ctx: &FenceCtx<Sqlite>) -> Result<(), Error> { Ok(()) }",
     );
 }
@@ -127,4 +127,14 @@ fn a_context_as_executor_is_replaced() {
 #[test]
 fn anything_but_a_function_is_left_alone() {
     check("anything_but_a_function_is_left_alone", FENCED_JOB, r#"lease = "a""#, "struct Job { x: u8 }");
+}
+
+#[test]
+fn a_template() {
+    check(
+        "a_template",
+        FENCED_JOB,
+        r#"lease = "tenant:{tenant_id}:{r#type}""#,
+        "async fn bill(ctx: &FenceCtx<Sqlite>, tenant_id: i64, r#type: &str) -> Result<(), Error> { Ok(()) }",
+    );
 }

@@ -9,9 +9,9 @@ use crate::{
     backend::Protocol,
     error::{Error, ErrorKind},
     fence::Shared,
-    lease::{FenceToken, LeaseName, OnLost, OwnerToken, Untyped},
+    lease::{FenceToken, LeaseName, OwnerToken, Untyped},
     read::ReadTx,
-    term::{Holding, LastTx, Loss},
+    term::{Holding, LastTx, Loss, Term},
     terminal::Written,
     tx::{FencedTx, Open, TxOptions},
 };
@@ -247,8 +247,8 @@ impl<DB: Backend, L> FenceCtx<DB, L> {
         begun
     }
 
-    pub(crate) fn on_lost(&self) -> OnLost {
-        self.holding.terms.on_lost
+    pub(crate) fn term(&self) -> &Term {
+        &self.holding
     }
 
     fn lose(&self, loss: Loss) -> Error {

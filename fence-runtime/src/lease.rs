@@ -182,17 +182,32 @@ pub trait Lease: Send + Sync + 'static {
 
 /// The lease of a job whose attribute names it by a string: every such job has the same lease type.
 #[derive(Clone, Debug)]
-pub struct Untyped(Cow<'static, str>);
+pub struct Untyped {
+    name: Cow<'static, str>,
+    /// A placeholder of the template that was left empty.
+    empty: Option<&'static str>,
+}
 
 impl Untyped {
-    pub(crate) fn new(name: impl Into<Cow<'static, str>>) -> Self {
-        Self(name.into())
+    pub(crate) const fn new(name: &'static str) -> Self {
+        Self { name: Cow::Borrowed(name), empty: None }
+    }
+
+    pub(crate) fn of_template(name: String, empty: Option<&'static str>) -> Self {
+        Self { name: name.into(), empty }
     }
 }
 
 impl Lease for Untyped {
     fn lease_name(&self) -> Result<LeaseName, Error> {
-        LeaseName::new(self.0.clone())
+        match self.empty {
+            None => LeaseName::new(self.name.clone()),
+            // It could be the name of another job's lease.
+            Some(placeholder) => Err(Error::new(
+                ErrorKind::Config,
+                format!("lease name {:?}: the value of `{{{placeholder}}}` is empty", self.name),
+            )),
+        }
     }
 }
 
@@ -213,6 +228,7 @@ pub struct LeaseOptions {
     pub(crate) ttl: Option<Duration>,
     pub(crate) renew: Option<Duration>,
     pub(crate) wait: Option<Duration>,
+    pub(crate) max_runtime: Option<Duration>,
     pub(crate) on_lost: OnLost,
 }
 
@@ -220,7 +236,7 @@ impl LeaseOptions {
     /// Everything as the [`Fence`](crate::Fence) has it.
     #[must_use]
     pub const fn new() -> Self {
-        Self { ttl: None, renew: None, wait: None, on_lost: OnLost::Drop }
+        Self { ttl: None, renew: None, wait: None, max_runtime: None, on_lost: OnLost::Drop }
     }
 
     /// How long the lease lives without renewal: [`MIN_TTL`] to [`MAX_TTL`].
@@ -244,6 +260,16 @@ impl LeaseOptions {
         self
     }
 
+    /// For how long the lease is renewed, from when it was acquired: a job that hangs must not hold it for ever. Default: no limit.
+    ///
+    /// Then the lease is lost: no new fenced transaction begins, and the job is dropped or signalled as on every other loss. The lease is released
+    /// when the job's future is gone; where that hangs without an await, others get it when it expires, after one time to live at most.
+    #[must_use]
+    pub const fn max_runtime(mut self, limit: Duration) -> Self {
+        self.max_runtime = Some(limit);
+        self
+    }
+
     /// What happens to the job when its lease is lost.
     #[must_use]
     pub const fn on_lost(mut self, on_lost: OnLost) -> Self {
@@ -258,6 +284,7 @@ pub(crate) struct Terms {
     pub(crate) ttl: Duration,
     pub(crate) renew: Duration,
     pub(crate) wait: Duration,
+    pub(crate) max_runtime: Option<Duration>,
     pub(crate) on_lost: OnLost,
 }
 
@@ -272,7 +299,11 @@ impl Terms {
                 format!("`renew` ({renew:?}) must be more than zero and at most a third of `ttl` ({ttl:?})"),
             ));
         }
-        Ok(Self { ttl, renew, wait: options.wait.unwrap_or_default(), on_lost: options.on_lost })
+        let LeaseOptions { wait, max_runtime, on_lost, .. } = options;
+        if max_runtime.is_some_and(|limit| limit.is_zero()) {
+            return Err(Error::new(ErrorKind::Config, "`max_runtime` must be more than zero"));
+        }
+        Ok(Self { ttl, renew, wait: wait.unwrap_or_default(), max_runtime, on_lost })
     }
 
     /// How long a try to renew may take, so that there is time for another. Not `renew`: who asks for more renewals than the time to live

@@ -1,6 +1,9 @@
 //! What expansions of the macros call. Not part of the public interface: it may change in any release.
 
-use std::time::Duration;
+use std::{
+    fmt::{Display, Write as _},
+    time::Duration,
+};
 
 use crate::{Backend, Written, lease::Lease};
 
@@ -16,6 +19,50 @@ pub use crate::{
 pub fn untyped(name: &'static str) -> Untyped {
     Untyped::new(name)
 }
+
+/// The lease of a job whose attribute names it by a template.
+#[must_use]
+pub fn template(pieces: &[Piece<'_>]) -> Untyped {
+    let mut name = String::new();
+    let mut empty = None;
+    for piece in pieces {
+        match piece {
+            Piece::Text(text) => name.push_str(text),
+            Piece::Value(placeholder, value) => {
+                let before = name.len();
+                // Only a `Display` that fails makes this fail; what it has written is refused below, or by the rules of names.
+                let failed = write!(name, "{value}").is_err();
+                if failed || name.len() == before {
+                    empty = Some(*placeholder);
+                }
+            }
+        }
+    }
+    Untyped::of_template(name, empty)
+}
+
+/// A piece of a template.
+pub enum Piece<'a> {
+    /// As it stands there.
+    Text(&'static str),
+    /// A parameter, by its name.
+    Value(&'static str, &'a dyn Display),
+}
+
+/// A parameter in a template.
+pub fn value<'a, T: Placeholder>(name: &'static str, value: &'a T) -> Piece<'a> {
+    Piece::Value(name, value)
+}
+
+/// What can stand in the template of a lease.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot stand in the name of a lease: it does not implement `Display`",
+    label = "not for a name",
+    note = "name a parameter that does, such as an id"
+)]
+pub trait Placeholder: Display {}
+
+impl<T: Display> Placeholder for T {}
 
 /// A duration of the attribute.
 #[must_use]

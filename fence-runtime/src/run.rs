@@ -216,10 +216,19 @@ enum Ended<T, E> {
 async fn drive<DB: Backend, J: FencedJob<Db = DB>>(ctx: &FenceCtx<DB, J::Lease>, job: J) -> Ended<J::Output, J::Error> {
     let body = Box::pin(AssertUnwindSafe(job.run(ctx)).catch_unwind());
     let lost = pin!(async {
-        match ctx.on_lost() {
-            OnLost::Drop => ctx.lost().await,
-            OnLost::Signal => pending().await,
-        }
+        let alive = async {
+            loop {
+                ctx.term().beat();
+                sleep(ctx.term().terms.patience()).await;
+            }
+        };
+        let lost = async {
+            match ctx.term().terms.on_lost {
+                OnLost::Drop => ctx.lost().await,
+                OnLost::Signal => pending().await,
+            }
+        };
+        select(pin!(lost), pin!(alive)).await;
     });
     // The body is polled first: a job that has ended is not lost any more.
     match select(body, lost).await {

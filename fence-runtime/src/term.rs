@@ -28,6 +28,8 @@ pub(crate) enum Loss {
     Expired,
     /// The row is not in the table any more, or its token was set back.
     RowGone,
+    /// The job took longer than its `max_runtime`, and the lease is not renewed any more.
+    Overrun(Duration),
     /// No renewal was confirmed in time; whether the lease is still ours is unknown, so we do not rely on it. With what the last try said.
     Unconfirmed(Option<Arc<str>>),
 }
@@ -65,6 +67,7 @@ impl fmt::Display for Loss {
             Self::RowGone => {
                 f.write_str("its row was deleted or its token set back; look for a restored or truncated table")
             }
+            Self::Overrun(limit) => write!(f, "the job took longer than its `max_runtime` of {limit:?}"),
             Self::Unconfirmed(why) => {
                 f.write_str("no renewal was confirmed in time, so the lease cannot be relied on")?;
                 why.as_ref().map_or(Ok(()), |why| write!(f, " (the last try: {why})"))
@@ -91,7 +94,10 @@ pub(crate) struct Term {
     pub(crate) id: Identity,
     pub(crate) terms: Terms,
     pub(crate) job: &'static str,
+    started: Instant,
     clock: Mutex<Clock>,
+    /// When the run was polled last.
+    alive: Mutex<Instant>,
     lost: watch::Sender<Option<Loss>>,
     last: Mutex<LastTx>,
     unknown: Mutex<Option<String>>,
@@ -126,7 +132,9 @@ impl Term {
             id,
             terms,
             job,
+            started: sent,
             clock: Mutex::new(clock),
+            alive: Mutex::new(Instant::now()),
             lost: watch::Sender::new(None),
             last: Mutex::default(),
             unknown: Mutex::default(),
@@ -145,6 +153,22 @@ impl Term {
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let clock = lock(&self.clock);
         (clock.suspended == 0).then_some(clock.deadline)
+    }
+
+    /// When the job has taken as long as it may.
+    pub(crate) fn overrun(&self) -> Option<(Instant, Duration)> {
+        let limit = self.terms.max_runtime?;
+        Some((self.started.checked_add(limit)?, limit))
+    }
+
+    /// The run is being polled.
+    pub(crate) fn beat(&self) {
+        *lock(&self.alive) = Instant::now();
+    }
+
+    /// Since when it has not been polled.
+    pub(crate) fn silent_since(&self) -> Instant {
+        *lock(&self.alive)
     }
 
     pub(crate) fn remaining(&self) -> Duration {

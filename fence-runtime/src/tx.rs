@@ -196,6 +196,12 @@ pub(crate) struct Open<DB: Backend> {
 impl<DB: Backend> Open<DB> {
     pub(crate) async fn begin(shared: &Arc<Shared<DB>>, holding: &Holding, options: TxOptions) -> Result<Self, Error> {
         let id = &holding.id;
+        // Not asked of the database, where it has not expired yet.
+        if let Some(loss @ Loss::Overrun(_)) = holding.loss() {
+            let error = loss.error(id, "; nothing of this transaction was written");
+            holding.refused(loss);
+            return Err(error);
+        }
         let opening = Opening {
             isolation: options.isolation,
             idle: options.idle.unwrap_or(holding.terms.ttl.max(IDLE_LIMIT)),

@@ -75,6 +75,11 @@ impl<DB, F> Job<DB, F> {
         self.with(|options| options.wait(wait))
     }
 
+    /// For how long the lease is renewed.
+    pub fn max_runtime(self, limit: Duration) -> Self {
+        self.with(|options| options.max_runtime(limit))
+    }
+
     /// What happens when the lease is lost.
     pub fn on_lost(self, on_lost: OnLost) -> Self {
         self.with(|options| options.on_lost(on_lost))

@@ -203,10 +203,13 @@ async fn a_blocked_current_thread_runtime_does_not_stop_renewals<D: TestDb>(_: D
 
 /// Blocks every thread of the runtime for three times the time to live, then writes.
 async fn hold_through_a_blockade<D: TestDb>(db: &D) {
+    log::capture();
     db.sql(RUNS).await;
     let fence = db.fence().await;
+    // In the log of all tests it is known by its name.
+    let lease = format!("blocked: {}", db.url());
     let run = fence.run(
-        job("blocked", |ctx| {
+        job(&*lease, |ctx| {
             Box::pin(async move {
                 let workers = tokio::runtime::Handle::current().metrics().num_workers();
                 let mut blocked: Vec<_> =
@@ -227,7 +230,11 @@ async fn hold_through_a_blockade<D: TestDb>(db: &D) {
         .ttl(TTL),
     );
     assert_eq!(within("the job ends", run).await.unwrap(), 1);
-    assert_eq!((status(db).await.as_str(), db.fence_token("blocked").await), ("done", 1));
+    assert_eq!((status(db).await.as_str(), db.fence_token(&lease).await), ("done", 1));
+    let said: Vec<_> = log::of_keeper(&lease).into_iter().filter(|line| line.level == Level::WARN).collect();
+    // Once for each time: where there is one thread only, the others block it anew.
+    let told = said.iter().all(|line| line.message.contains("not been polled for long"));
+    assert!((1..=2).contains(&said.len()) && told, "{said:?}");
 }
 
 async fn an_exhausted_pool_does_not_stop_renewals<D: TestDb>(db: D) {

@@ -8,6 +8,7 @@ use std::{
 };
 
 use tokio::time::Instant;
+use tracing::warn;
 
 use crate::{
     lease::OwnerToken,
@@ -15,6 +16,8 @@ use crate::{
     time::jittered,
 };
 
+/// No less is told of, however short a lease lives.
+const LEAST_SILENCE: Duration = Duration::from_secs(1);
 /// How often a term is looked at whose deadline stands still.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -31,6 +34,8 @@ pub(super) struct Roster {
 
 struct Kept {
     term: Arc<Term>,
+    /// It was said that its run has been silent since then.
+    silent: Option<Instant>,
     due: Instant,
     look: Instant,
     /// What the last try said, if it confirmed nothing.
@@ -51,11 +56,11 @@ impl Roster {
 
     pub(super) fn add(&mut self, term: Arc<Term>) {
         let (owner, now) = (term.id.owner, Instant::now());
-        let (due, look) = (now + jittered(term.terms.renew), term.deadline().unwrap_or(now));
+        let (due, look) = (now + jittered(term.terms.renew), next_look(&term, now));
         self.due.insert((due, owner));
         self.looks.insert((look, owner));
         self.paces.insert((term.terms.patience(), owner));
-        self.kept.insert(owner, Kept { term, due, look, why: None, lost: None });
+        self.kept.insert(owner, Kept { term, silent: None, due, look, why: None, lost: None });
     }
 
     /// Its job has ended. The inner option: how it had been lost.
@@ -102,6 +107,9 @@ impl Roster {
 
     /// It was confirmed by a request sent at this time.
     pub(super) fn confirmed(&mut self, term: &Term, sent: Instant) {
+        if let Some(kept) = self.kept.get_mut(&term.id.owner) {
+            kept.listen(sent);
+        }
         self.put_back(term, sent + jittered(term.terms.renew), None);
     }
 
@@ -134,15 +142,14 @@ impl Roster {
         {
             self.looks.pop_first();
             let Some(kept) = self.kept.get_mut(&owner) else { continue };
-            match kept.term.deadline() {
-                Some(deadline) if deadline <= now => {
-                    let why = kept.why.clone();
-                    self.lose(owner, Loss::Unconfirmed(why));
-                }
-                deadline => {
-                    kept.look = deadline.unwrap_or(now + LOOK);
-                    self.looks.insert((kept.look, owner));
-                }
+            if kept.term.deadline().is_some_and(|deadline| deadline <= now) {
+                let why = kept.why.clone();
+                self.lose(owner, Loss::Unconfirmed(why));
+            } else if let Some((_, limit)) = kept.term.overrun().filter(|(at, _)| *at <= now) {
+                self.lose(owner, Loss::Overrun(limit));
+            } else {
+                kept.look = next_look(&kept.term, now);
+                self.looks.insert((kept.look, owner));
             }
         }
     }
@@ -152,6 +159,27 @@ impl Roster {
             self.due.remove(&(kept.due, owner));
             self.looks.remove(&(kept.look, owner));
             self.paces.remove(&(kept.term.terms.patience(), owner));
+        }
+    }
+}
+
+/// When to look at a term next.
+fn next_look(term: &Term, now: Instant) -> Instant {
+    let deadline = term.deadline().unwrap_or(now + LOOK);
+    term.overrun().map_or(deadline, |(at, _)| deadline.min(at))
+}
+
+impl Kept {
+    /// Says once when the run has not been polled for so long that its job cannot be well.
+    fn listen(&mut self, now: Instant) {
+        let (term, since) = (&self.term, self.term.silent_since());
+        let silence = now.saturating_duration_since(since);
+        if silence > term.terms.ttl.max(LEAST_SILENCE) && self.silent != Some(since) {
+            self.silent = Some(since);
+            warn!(
+                lease = %term.id.name, token = %term.id.token, job = term.job, ?silence,
+                "the run has not been polled for long: is its thread blocked, or its future not awaited?"
+            );
         }
     }
 }

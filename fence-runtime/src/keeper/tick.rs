@@ -165,7 +165,8 @@ impl<DB: Backend> Keeping<DB> {
                 let (token, patience) = (Some(token), term.terms.patience());
                 let mut leaving = Leaving { claim: Claim { name, owner }, token, patience, done, until: now };
                 match self.roster.remove(owner) {
-                    Some(None) => leaving.until += RELEASE_PATIENCE.min(term.terms.ttl),
+                    // It may still be ours for a while.
+                    Some(None | Some(Loss::Overrun(_))) => leaving.until += RELEASE_PATIENCE.min(term.terms.ttl),
                     // It may still be ours: one try, that nobody waits for.
                     Some(Some(Loss::Unconfirmed(_))) => leaving.answer(),
                     // Not ours any more; or asked twice (by `run`, then by the last handle), and the first has done it.

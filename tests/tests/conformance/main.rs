@@ -7,6 +7,8 @@ mod functions;
 mod lease;
 mod names;
 mod operator;
+mod overrun;
 mod run;
 mod savepoint;
+mod templates;
 mod terminal;

@@ -28,6 +28,21 @@ async fn rules(_ctx: &FenceCtx<Sqlite>) -> Result<(), Error> {
     Ok(())
 }
 
+#[fenced_job(lease = "tenant:{tenant}:{}")]
+async fn template(_ctx: &FenceCtx<Sqlite>, _tenant_id: i64) -> Result<(), Error> {
+    Ok(())
+}
+
+#[fenced_job(lease = "tenant:{tenant}")]
+async fn placeholder(_ctx: &FenceCtx<Sqlite>, _tenant_id: i64) -> Result<(), Error> {
+    Ok(())
+}
+
+#[fenced_job("tenant:billing", ttl = "30 sec")]
+async fn keyless(_ctx: &FenceCtx<Sqlite>) -> Result<(), Error> {
+    Ok(())
+}
+
 #[fenced_job(lease = Typed, ttl = "25h")]
 async fn expression(_ctx: &FenceCtx<Sqlite>) -> Result<(), Error> {
     Ok(())
