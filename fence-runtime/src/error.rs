@@ -12,6 +12,8 @@ pub enum ErrorKind {
     Config,
     /// The lease table or the server is not as it must be. The text has the statement that mends it.
     Schema,
+    /// The lease table gave out a fencing token that is not higher than one before: it was restored or emptied. Nothing was run.
+    TokenSetBack,
     /// The lease is no longer ours: superseded, expired, revoked, or its row is gone. Nothing was written after that.
     Lost,
     /// A terminal write changed no row; its transaction can only be rolled back.

@@ -10,6 +10,7 @@ use crate::{
     backend::{Options, Protocol, Tables, options_of},
     carried::Carried,
     error::{Error, ErrorKind},
+    highest::Highest,
     job::FencedJob,
     keeper::Keeper,
     lease::{DEFAULT_TTL, check_ttl},
@@ -36,6 +37,7 @@ pub(crate) struct Shared<DB: Backend> {
     pub(crate) keeper: Keeper,
     pub(crate) holder: String,
     pub(crate) default_ttl: Duration,
+    pub(crate) highest: Highest,
 }
 
 impl<DB: Backend> Fence<DB> {
@@ -239,7 +241,8 @@ impl<DB: Backend> FenceBuilder<DB> {
             }
         }
         let keeper = Keeper::start::<DB>(keeper_options, tables.clone())?;
-        let shared = Shared { pool: self.pool, tables, keeper, holder, default_ttl: self.default_ttl };
+        let (pool, default_ttl, highest) = (self.pool, self.default_ttl, Highest::default());
+        let shared = Shared { pool, tables, keeper, holder, default_ttl, highest };
         Ok(Fence { shared: Arc::new(shared) })
     }
 }

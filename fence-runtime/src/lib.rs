@@ -74,6 +74,7 @@ mod carried;
 mod ctx;
 mod error;
 mod fence;
+mod highest;
 mod job;
 mod keeper;
 mod lease;

@@ -10,7 +10,7 @@ use crate::{
     backend::{LeaseRow, Protocol},
     error::{Error, ErrorKind},
     fence::is_in_the_way,
-    lease::LeaseName,
+    lease::{LeaseName, MIN_TTL, OwnerToken},
 };
 
 /// A lease as it stands in its table.
@@ -69,6 +69,9 @@ pub enum Revocation {
 const PATIENCE: Duration = Duration::from_millis(500);
 const LEAST: Duration = Duration::from_millis(200);
 
+/// Leaves room for more takeovers than there will ever be.
+const HIGHEST_FLOOR: i64 = 1 << 62;
+
 impl<DB: Backend> Fence<DB> {
     /// Every lease there is, in the order of their names.
     ///
@@ -123,7 +126,68 @@ impl<DB: Backend> Fence<DB> {
     /// Dropped, either step may or may not have been done; calling it again is right.
     pub async fn revoke(&self, lease: &LeaseName, wait: Duration) -> Result<Revocation, Error> {
         let started = Instant::now();
-        let expired = loop {
+        match self.expire(lease, started, wait).await? {
+            Some(token) => {
+                let raised = self.raise(lease, token, 0, started, wait).await?;
+                Ok(raised.map_or(Revocation::Draining { fence_token: token }, |row| Revocation::Complete {
+                    fence_token: row.token,
+                }))
+            }
+            None => Err(Error::new(ErrorKind::Config, "there is no such lease: it was never acquired").of(lease, None)),
+        }
+    }
+
+    /// Raises the token of a lease so far that the next one is greater than `floor`, and ends the term of whoever holds it, as
+    /// [`revoke`](Self::revoke) does. A lease that was never acquired is created.
+    ///
+    /// For after a restore, a promoted replica that had not heard of the last takeovers, or a table that was emptied: tokens would be given out
+    /// again that your own rows or a third party know already. Ask those for the highest token that they have seen, before the jobs run again.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] for a floor below 1 or above 2⁶², and as [`revoke`](Self::revoke).
+    ///
+    /// # Cancel safety
+    /// As [`revoke`](Self::revoke).
+    pub async fn raise_floor(&self, lease: &LeaseName, floor: i64, wait: Duration) -> Result<Revocation, Error> {
+        if !(1..=HIGHEST_FLOOR).contains(&floor) {
+            let message = format!("the floor {floor} of the fencing token must be between 1 and 2⁶²");
+            return Err(Error::new(ErrorKind::Config, message).of(lease, None));
+        }
+        let started = Instant::now();
+        loop {
+            let Some(token) = self.expire(lease, started, wait).await? else {
+                self.create(lease).await?;
+                continue;
+            };
+            match self.raise(lease, token, floor, started, wait).await? {
+                None => return Ok(Revocation::Draining { fence_token: token }),
+                Some(row) if row.token >= floor && row.owner.is_empty() => {
+                    return Ok(Revocation::Complete { fence_token: row.token });
+                }
+                // Somebody took over in the meantime, with a token that is too low.
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// By acquiring it: the row is what is wanted, and its term is ended next.
+    async fn create(&self, lease: &LeaseName) -> Result<(), Error> {
+        let (tables, name, holder) = (self.shared.tables.clone(), lease.clone(), self.shared.holder.clone());
+        let owner = OwnerToken::fresh();
+        self.shared
+            .once("the lease could not be created", move |conn| {
+                let (tables, name, holder) = (tables.clone(), name.clone(), holder.clone());
+                Box::pin(
+                    async move { DB::Protocol::acquire(conn, &tables, &name, owner, MIN_TTL, &holder).await.map(drop) },
+                )
+            })
+            .await
+            .map_err(|error| error.of(lease, None))
+    }
+
+    /// The token of which no fenced transaction begins any more. `None`: there is no such lease.
+    async fn expire(&self, lease: &LeaseName, started: Instant, wait: Duration) -> Result<Option<i64>, Error> {
+        loop {
             let (tables, name) = (self.shared.tables.clone(), lease.clone());
             let expired = self
                 .shared
@@ -135,13 +199,21 @@ impl<DB: Backend> Fence<DB> {
             match expired {
                 // Only where a fenced transaction keeps everybody from writing.
                 Err(error) if started.elapsed() < wait && is_in_the_way::<DB>(&error) => {}
-                other => break other.map_err(|error| error.of(lease, None))?,
+                Ok(row) => return Ok(row.map(|row| row.token)),
+                Err(error) => return Err(error.of(lease, None)),
             }
-        };
-        let Some(expired) = expired else {
-            return Err(Error::new(ErrorKind::Config, "there is no such lease: it was never acquired").of(lease, None));
-        };
-        let token = expired.token;
+        }
+    }
+
+    /// The row with the token raised, or as somebody has it who took over in the meantime. `None`: fenced transactions were open all the time.
+    async fn raise(
+        &self,
+        lease: &LeaseName,
+        token: i64,
+        floor: i64,
+        started: Instant,
+        wait: Duration,
+    ) -> Result<Option<LeaseRow>, Error> {
         loop {
             let patience = PATIENCE.min(wait.saturating_sub(started.elapsed())).max(LEAST);
             let (tables, name) = (self.shared.tables.clone(), lease.clone());
@@ -149,16 +221,16 @@ impl<DB: Backend> Fence<DB> {
                 .shared
                 .once("the lease has expired, but its token could not be raised", move |conn| {
                     let (tables, name) = (tables.clone(), name.clone());
-                    Box::pin(async move { DB::Protocol::raise(conn, &tables, &name, token, patience).await })
+                    Box::pin(async move { DB::Protocol::raise(conn, &tables, &name, token, floor, patience).await })
                 })
                 .await
                 .map_err(|error| error.of(lease, None))?;
             if let Some(row) = raised {
-                info!(%lease, token, "lease revoked");
-                return Ok(Revocation::Complete { fence_token: row.token });
+                info!(%lease, token, now = row.token, "lease revoked");
+                return Ok(Some(row));
             }
             if started.elapsed() >= wait {
-                return Ok(Revocation::Draining { fence_token: token });
+                return Ok(None);
             }
         }
     }

@@ -7,7 +7,7 @@ use futures_util::{
     future::{Either, select},
 };
 use tokio::time::{Instant, sleep, timeout};
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use crate::{
     Backend, FenceCtx,
@@ -286,13 +286,29 @@ async fn acquire<DB: Backend, E>(
     let mut attempt =
         Attempt { keeper: &shared.keeper, claim: Claim { name: name.clone(), owner }, terms, unanswered: false };
     let mut failing_since = None;
+    let before = shared.highest.of(&name);
     loop {
         attempt.unanswered = true;
         let answer = try_acquire(shared, &name, owner, terms, job).await;
         attempt.unanswered = answer.is_err();
         let contended = match answer {
-            Ok(Acquired::Ours(holding)) => return Ok(holding),
-            Ok(Acquired::Theirs(contended)) => contended,
+            Ok(Acquired::Ours(holding)) => {
+                let token = holding.id.token;
+                shared.highest.saw(&name, token.get());
+                if token.get() > before {
+                    return Ok(holding);
+                }
+                let _ = timeout(RELEASE_PATIENCE, holding.released()).await;
+                return Err(RunError::Fence(set_back(&name, token, before)));
+            }
+            Ok(Acquired::Theirs(contended)) => {
+                if contended.fence_token < before {
+                    let (token, holder) = (contended.fence_token, &contended.holder);
+                    warn!(lease = %name, token, before, holder, "a fencing token was given out again: was the lease table restored?");
+                }
+                shared.highest.saw(&name, contended.fence_token);
+                contended
+            }
             Err(error) if is_lost_answer(&error) => {
                 if failing_since.get_or_insert_with(Instant::now).elapsed() >= LOST_ANSWER_PATIENCE {
                     return Err(RunError::Fence(error));
@@ -311,6 +327,17 @@ async fn acquire<DB: Backend, E>(
         let nap = contended.remaining.clamp(Duration::from_millis(20), POLL).min(left);
         sleep(jittered(nap)).await;
     }
+}
+
+fn set_back(lease: &LeaseName, token: FenceToken, before: i64) -> Error {
+    Error::new(
+        ErrorKind::TokenSetBack,
+        format!(
+            "the lease table gave it out although this process has seen token {before} before, so it was restored or emptied; nothing was run. \
+             Find the highest token in your own rows, and call `raise_floor` with it"
+        ),
+    )
+    .of(lease, Some(token))
 }
 
 /// Given up without an answer, the lease may have been acquired all the same: it must not stay held until it expires.

@@ -275,12 +275,14 @@ pub trait Protocol: Sized + Send + Sync + 'static {
         tables: &Tables,
         name: &LeaseName,
     ) -> impl Future<Output = Result<Option<LeaseRow>, sqlx::Error>> + Send;
-    /// Second step: raises the token as a takeover does, if it still is `from`. None: a fenced transaction was open all the time.
+    /// Second step: raises the token as a takeover does, to `floor` at least, if it still is `from`. None: a fenced transaction was open all
+    /// the time.
     fn raise(
         conn: &mut Conn<Self>,
         tables: &Tables,
         name: &LeaseName,
         from: i64,
+        floor: i64,
         patience: Duration,
     ) -> impl Future<Output = Result<Option<LeaseRow>, sqlx::Error>> + Send;
 

@@ -230,6 +230,7 @@ impl Protocol for Pg {
         tables: &Tables,
         name: &LeaseName,
         from: i64,
+        floor: i64,
         patience: Duration,
     ) -> Result<Option<LeaseRow>, sqlx::Error> {
         let (t, n, ms) = (tables.leases(), name_of(name), patience.as_millis().max(1));
@@ -237,7 +238,7 @@ impl Protocol for Pg {
         let body = format!(
             "SET LOCAL statement_timeout = {ms}; {DURABLE}; \
              WITH cur AS MATERIALIZED (SELECT lease_name FROM {t} WHERE lease_name = {n} AND fence_token = {from} FOR UPDATE) \
-             UPDATE {t} l SET owner_token = '', holder = '', fence_token = l.fence_token + 1, leased_until = 'epoch', progress = NULL \
+             UPDATE {t} l SET owner_token = '', holder = '', fence_token = GREATEST(l.fence_token + 1, {floor}), leased_until = 'epoch', progress = NULL \
               FROM cur WHERE l.lease_name = cur.lease_name; {}",
             select_row(tables, name)
         );

@@ -235,11 +235,12 @@ impl Protocol for Lite {
         tables: &Tables,
         name: &LeaseName,
         from: i64,
+        floor: i64,
         _patience: Duration,
     ) -> Result<Option<LeaseRow>, sqlx::Error> {
         let (t, n) = (tables.leases(), text(name.as_str()));
         let sql = format!(
-            "UPDATE {t} SET owner_token = '', holder = '', fence_token = fence_token + 1, leased_until = 0, progress = NULL \
+            "UPDATE {t} SET owner_token = '', holder = '', fence_token = max(fence_token + 1, {floor}), leased_until = 0, progress = NULL \
              WHERE lease_name = {n} AND fence_token = {from}"
         );
         match short(conn, &[sql, select_row(tables, name)]).await {

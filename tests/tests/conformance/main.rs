@@ -10,5 +10,6 @@ mod operator;
 mod overrun;
 mod run;
 mod savepoint;
+mod set_back;
 mod templates;
 mod terminal;
