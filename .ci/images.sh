@@ -1,17 +1,17 @@
 #!/bin/bash
-# images.sh: make the image that the tests start, from Debian's packages: no registry, no debootstrap. An image of that
-# name that somebody else made, such as the official one, is used as it is. Prints the image's name.
-# Nothing of the packages is run but initdb; their hashes come from the signed package lists. The address of the archive
+# images.sh postgres|mysql|mariadb: make the image that the tests start, from Debian's packages: no registry, no
+# debootstrap. An image of that name that somebody else made, such as the official one, is used as it is. Prints the
+# image's name. Nothing of the packages is run but what makes an empty data directory; their hashes come from the signed package lists. The address of the archive
 # is the one that this machine's apt uses.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 work=${FENCE_CI_DIR:-/var/tmp/fence-ci}/images
 arch=$(dpkg --print-architecture)
 # what a server in a container does not need
-exclude='^(perl.*|libperl.*|libgdbm.*|libdb5\.3.*|systemd.*|libsystemd-shared|usrmerge|adduser|passwd|login.*|debconf|ucf|sensible-utils|init-system-helpers|lib.*-perl|ssl-cert|openssl|libllvm.*|libz3-4|dpkg|sysvinit-utils|libsemanage.*|libsepol2|libpam-modules.*|libaudit-common|lsb-base|netbase|postgresql-common|postgresql-client-common|postgresql-common-dev|locales.*|libc-l10n)$'
+exclude='^(perl.*|libperl.*|libgdbm.*|libdb5\.3.*|systemd.*|libsystemd-shared|usrmerge|adduser|passwd|login.*|debconf|ucf|sensible-utils|init-system-helpers|lib.*-perl|psmisc|iproute2|libbpf1|libxtables12|libelf1.*|libmnl0|lsof|rsync|gawk|socat|mysql-client|ssl-cert|openssl|libllvm.*|libz3-4|dpkg|sysvinit-utils|libsemanage.*|libsepol2|libpam-modules.*|libaudit-common|lsb-base|netbase|postgresql-common|postgresql-client-common|postgresql-common-dev|locales.*|libc-l10n)$'
 tools='bash coreutils dash util-linux tzdata sed grep findutils libc-bin'
 # an image made by these very files is used without asking the archive
-key=$(cat "$here/images.sh" "$here/postgres-entrypoint.sh" | sha256sum | cut -c1-16)
+key=$(cat "$here/images.sh" "$here"/*-entrypoint.sh | sha256sum | cut -c1-16)
 
 say() { echo "images: $*" >&2; }
 
@@ -54,11 +54,14 @@ unpack() {
   awk '{print $2}' "$list" | while read -r x; do
     dpkg-deb --fsys-tarfile "$d/pool/$x" | tar -x --keep-directory-symlink -C "$root" --exclude='./usr/share/doc*' \
       --exclude='./usr/share/man*' --exclude='./usr/share/locale*' --exclude='./usr/share/info*' \
-      --exclude='./usr/lib/systemd*' --exclude='./usr/share/lintian*'
+      --exclude='./usr/lib/systemd*' --exclude='./usr/share/lintian*' --exclude='./usr/bin/my[siap]*' \
+      --exclude='./usr/bin/ibd2sdi' --exclude='./usr/bin/innochecksum' --exclude='./usr/bin/perror' \
+      --exclude='./usr/bin/zlib_decompress'
   done
-  printf '%s:x:%s:%s::%s:%s\n' root 0 0 /root /bin/sh postgres 999 999 /var/lib/postgresql /bin/sh nobody 65534 65534 / /bin/false \
+  printf '%s:x:%s:%s::%s:%s\n' root 0 0 /root /bin/sh postgres 999 999 /var/lib/postgresql /bin/sh \
+    mysql 998 998 /var/lib/mysql /bin/sh nobody 65534 65534 / /bin/false \
     >"$root/etc/passwd"
-  printf '%s:x:%s:\n' root 0 postgres 999 nogroup 65534 >"$root/etc/group"
+  printf '%s:x:%s:\n' root 0 postgres 999 mysql 998 nogroup 65534 >"$root/etc/group"
   printf 'hosts: files dns\npasswd: files\ngroup: files\n' >"$root/etc/nsswitch.conf"
   [ -e "$root/bin/sh" ] || ln -s dash "$root/bin/sh"
 }
@@ -84,6 +87,33 @@ postgres() {
   say "$tag built"
 }
 
+# innodb SUITE TAG PACKAGES: an image of MySQL or MariaDB with an empty data directory to copy
+innodb() {
+  local suite=$1 tag=$2 root=$work/root-${2/:/-} server=mysqld
+  aptx "$suite" update -qq
+  unpack "$suite" "$root" "$3"
+  install -m755 "$here/mysql-entrypoint.sh" "$root/usr/bin/docker-entrypoint.sh"
+  mkdir -p "$root"/{usr/share/my-template,var/lib/mysql,var/lib/mysql-files,run/mysqld,etc/mysql}
+  printf '%s\n' '[mysqld]' datadir=/var/lib/mysql socket=/run/mysqld/mysqld.sock pid-file=/run/mysqld/mysqld.pid \
+    'bind-address=*' skip-name-resolve >"$root/etc/my.cnf"
+  cp "$root/etc/my.cnf" "$root/etc/mysql/my.cnf"
+  chown 998:998 "$root"/{usr/share/my-template,var/lib/mysql,var/lib/mysql-files,run/mysqld}
+  if [ -x "$root/usr/sbin/mariadbd" ]; then
+    server=mariadbd
+    inside "$root" 0:0 /usr/bin/mariadb-install-db --no-defaults --user=mysql --datadir=/usr/share/my-template \
+      --skip-test-db --skip-name-resolve --force --auth-root-authentication-method=normal --innodb-log-file-size=16M >/dev/null
+  else
+    inside "$root" 998:998 /usr/sbin/mysqld --no-defaults --initialize-insecure --datadir=/usr/share/my-template \
+      --innodb-redo-log-capacity=8M --innodb-flush-log-at-trx-commit=0 --skip-log-bin 2>"$root.log" ||
+      { cat "$root.log" >&2; exit 1; }
+  fi
+  tar -C "$root" --numeric-owner -c . | docker import -c 'ENTRYPOINT ["/usr/bin/docker-entrypoint.sh"]' -c 'EXPOSE 3306' \
+    -c 'ENV LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin' -c "CMD [\"$server\"]" \
+    -c "LABEL fence.ci=$key" - "$tag" >/dev/null
+  rm -rf "$root"
+  say "$tag built"
+}
+
 # usable TAG: it is there, and not of an older version of these files (FENCE_CI_REFRESH=1 makes it anew all the same)
 usable() {
   local label
@@ -93,8 +123,8 @@ usable() {
 }
 
 prepare() {
-  command -v apt-get >/dev/null || { say "not a Debian machine: pull or build the image postgres:18 yourself"; exit 1; }
-  [ "$(id -u)" = 0 ] || { say "only root can build the image; pull postgres:18, or run as root"; exit 1; }
+  command -v apt-get >/dev/null || { say "not a Debian machine: pull or build the image yourself"; exit 1; }
+  [ "$(id -u)" = 0 ] || { say "only root can build the image; pull it, or run as root"; exit 1; }
   # the first archive that is not one of updates only
   archive=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' |
     awk '$2 !~ /security|updates|backports/ {print $1; exit}')
@@ -105,13 +135,23 @@ prepare() {
   mkdir -p "$work"
 }
 
-# The newest PostgreSQL first; it is only in the release that moves. Another database gets a function like `postgres`.
-for candidate in 'sid 18' 'trixie 17'; do
-  read -r suite version <<<"$candidate"
-  if usable "postgres:$version"; then say "postgres:$version is there"; echo "postgres:$version"; exit 0; fi
+# The newest first; it may be only in the release that moves.
+case ${1:-} in
+  postgres) candidates=('sid postgres:18' 'trixie postgres:17') ;;
+  mysql) candidates=('sid mysql:9.7') ;;
+  mariadb) candidates=('trixie mariadb:11.8' 'sid mariadb:11.8') ;;
+  *) say "usage: images.sh postgres|mysql|mariadb"; exit 2 ;;
+esac
+for candidate in "${candidates[@]}"; do
+  read -r suite tag <<<"$candidate"
+  if usable "$tag"; then say "$tag is there"; echo "$tag"; exit 0; fi
   [ -n "${archive:-}" ] || prepare
   # a job, not a condition: inside a condition `set -e` is off
-  postgres "$suite" "$version" &
-  if wait $!; then echo "postgres:$version"; exit 0; fi
+  case $1 in
+    postgres) postgres "$suite" "${tag#*:}" & ;;
+    mysql) innodb "$suite" "$tag" mysql-server-core & ;;
+    mariadb) innodb "$suite" "$tag" 'mariadb-server-core mariadb-client-core mariadb-client' & ;;
+  esac
+  if wait $!; then echo "$tag"; exit 0; fi
 done
 exit 1

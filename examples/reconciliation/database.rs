@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
-use sqlx::{postgres::PgConnectOptions, sqlite::SqliteConnectOptions};
+use sqlx::{mysql::MySqlConnectOptions, postgres::PgConnectOptions, sqlite::SqliteConnectOptions};
 
 /// What the user asked for. It travels to the workers on their standard input: arguments can be read by everybody.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -17,6 +17,8 @@ pub(crate) enum Address {
 
 /// The address, understood.
 pub(crate) enum Target {
+    /// MariaDB too.
+    MySql(MySqlConnectOptions),
     Postgres(PgConnectOptions),
     Sqlite(SqliteConnectOptions),
 }
@@ -33,7 +35,7 @@ impl Address {
 }
 
 fn parse(url: &str) -> anyhow::Result<Target> {
-    const USAGE: &str = "use sqlite://FILE or postgres://USER@HOST/DATABASE";
+    const USAGE: &str = "use sqlite://FILE, postgres://USER@HOST/DATABASE or mysql://USER@HOST/DATABASE";
     let Some((scheme, rest)) = url.split_once(':') else {
         // The whole URL is not repeated: it may be a password in the wrong place.
         bail!("the database URL has no scheme: {USAGE}");
@@ -48,6 +50,7 @@ fn parse(url: &str) -> anyhow::Result<Target> {
             Ok(Target::Sqlite(options.create_if_missing(true)))
         }
         "postgres" | "postgresql" => Ok(Target::Postgres(url.parse().context("the PostgreSQL URL cannot be read")?)),
+        "mysql" | "mariadb" => Ok(Target::MySql(url.parse().context("the MySQL URL cannot be read")?)),
         other => bail!("the database URL has the unknown scheme {other:?}: {USAGE}"),
     }
 }
@@ -57,6 +60,10 @@ impl Target {
     pub(crate) fn place(&self) -> String {
         match self {
             Self::Sqlite(options) => options.get_filename().display().to_string(),
+            Self::MySql(options) => {
+                let database = options.get_database().unwrap_or_default();
+                format!("{}:{}/{database}", options.get_host(), options.get_port())
+            }
             Self::Postgres(options) => {
                 let database = options.get_database().unwrap_or(options.get_username());
                 format!("{}:{}/{database}", options.get_host(), options.get_port())

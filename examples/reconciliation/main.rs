@@ -55,7 +55,7 @@ struct Arguments {
     /// The bank's statement, a CSV file of the same form [default: a file of the example]
     #[arg(long, value_name = "FILE")]
     bank: Option<PathBuf>,
-    /// sqlite://FILE (created when missing) or postgres://USER@HOST/DATABASE; the rows are kept [default: a
+    /// sqlite://FILE (created when missing), postgres://USER@HOST/DATABASE or mysql://…; the rows are kept [default: a
     /// SQLite file in a temporary directory, removed at the end]
     #[arg(long, value_name = "URL")]
     database_url: Option<String>,
@@ -124,6 +124,7 @@ async fn start(arguments: Arguments) -> Result<(), Failure> {
         }
     };
     match address.target().map_err(Failure::Input)? {
+        Target::MySql(options) => play::<sqlx::MySql>(address, options, files, arguments.once).await,
         Target::Postgres(options) => play::<sqlx::Postgres>(address, options, files, arguments.once).await,
         Target::Sqlite(options) => play::<sqlx::Sqlite>(address, options, files, arguments.once).await,
     }

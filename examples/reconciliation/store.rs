@@ -1,8 +1,9 @@
 //! What the reconciliation asks of its database: one trait, implemented once per database with that database's SQL.
 //!
-//! Terminal writes are plain functions marked `#[terminal_write]` in [`postgres`] and [`sqlite`]; the trait only lets
+//! Terminal writes are plain functions marked `#[terminal_write]` in [`mysql`], [`postgres`] and [`sqlite`]; the trait only lets
 //! the job be written once. A service with one database needs no such trait. Another database is one more file.
 
+mod mysql;
 mod postgres;
 mod sqlite;
 

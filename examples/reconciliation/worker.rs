@@ -62,6 +62,7 @@ async fn work(order: Order) -> ExitCode {
     let report = Reporter::lines(Duration::from_millis(order.scan_millis), gate);
     report.say(Event::Started { pid: std::process::id() });
     let outcome = match order.address.target() {
+        Ok(Target::MySql(options)) => run::<sqlx::MySql>(options, &order, &report).await,
         Ok(Target::Postgres(options)) => run::<sqlx::Postgres>(options, &order, &report).await,
         Ok(Target::Sqlite(options)) => run::<sqlx::Sqlite>(options, &order, &report).await,
         Err(error) => Err(error),

@@ -210,7 +210,7 @@ impl<DB: Backend> FenceBuilder<DB> {
                 format!("holder {holder:?} must have 1 to 255 bytes and no control characters"),
             ));
         }
-        Tables::new(self.schema.as_deref(), &self.table_prefix)?;
+        Tables::new(DB::Protocol::QUOTE, self.schema.as_deref(), &self.table_prefix)?;
 
         // Not through the pool: it would hide why a connection failed behind a time-out.
         let (pool_options, limit) = (options_of(&self.pool), self.pool.options().get_acquire_timeout());

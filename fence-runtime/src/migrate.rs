@@ -3,7 +3,7 @@
 //! They are tracked in a table of their own (`fenced_job_migrations`), apart from the application's.
 
 use sqlx::migrate::{Migrate, MigrateError, Migration, MigrationType, Migrator};
-use sqlx::{AssertSqlSafe, SqlSafeStr};
+use sqlx::{AssertSqlSafe, Executor, SqlSafeStr};
 
 use crate::{
     Backend,
@@ -33,7 +33,7 @@ pub struct Step {
 /// # Errors
 /// [`ErrorKind::Config`] when the schema or the prefix is not a plain name.
 pub fn steps<DB: Backend>(schema: Option<&str>, table_prefix: &str) -> Result<Vec<Step>, Error> {
-    Ok(steps_for::<DB>(&Tables::new(schema, table_prefix)?))
+    Ok(steps_for::<DB>(&Tables::new(DB::Protocol::QUOTE, schema, table_prefix)?))
 }
 
 fn steps_for<DB: Backend>(tables: &Tables) -> Vec<Step> {
@@ -69,10 +69,32 @@ where
     if create_schema && let Some((schema, _)) = tables.prefix().split_once('.') {
         migrator.create_schema(schema.to_owned());
     }
+    let lock = DB::Protocol::migration_lock(tables);
+    if let Some((take, _)) = &lock {
+        turn::<DB>(conn, take).await?;
+    }
+    // After an error the connection is closed, and the lock with it.
+    migrated::<DB>(conn, &migrator, &record).await?;
+    match &lock {
+        Some((_, give_back)) => turn::<DB>(conn, give_back).await,
+        None => Ok(()),
+    }
+}
+
+/// One migrates after the other.
+async fn turn<DB: Backend>(conn: &mut DB::Connection, sql: &str) -> Result<(), Error> {
+    let done = DB::Protocol::executor(conn).execute(AssertSqlSafe(sql.to_owned())).await;
+    done.map(drop).map_err(|error| Error::database("could not take turns with others who migrate", error))
+}
+
+async fn migrated<DB: Backend>(conn: &mut DB::Connection, migrator: &Migrator, record: &str) -> Result<(), Error>
+where
+    DB::Connection: sqlx::migrate::Migrate,
+{
     let mut tries = 0;
     loop {
         tries += 1;
-        match migrator.run_direct(None, conn, false).await {
+        match migrator.run_direct(None, &mut *conn, false).await {
             Ok(()) => return Ok(()),
             Err(_) if tries < TRIES && DB::Protocol::GUARD_RENEWS => {
                 tokio::time::sleep(std::time::Duration::from_millis(50)).await;

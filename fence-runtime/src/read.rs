@@ -61,7 +61,7 @@ impl<DB: Backend> ReadTx<'_, DB> {
             session.books().ending();
             let (id, mark) = (session.term().id.clone(), session.mark.clone());
             let (result, fit) =
-                timeout(ANSWER_LIMIT, DB::Protocol::finish_read(session.conn(), &mark)).await.unwrap_or_else(|_| {
+                session::answered(DB::Protocol::finish_read(session.conn(), &mark)).await.unwrap_or_else(|| {
                     (Err(RolledBack::Because("the database did not answer", Some(no_answer()))), Fit::Close)
                 });
             session.end(fit);

@@ -1,7 +1,8 @@
 //! A connection with a transaction of ours on it, fenced or read-only: what both do when they are left alone.
 
-use std::{future::Future, time::Duration};
+use std::{future::Future, panic::AssertUnwindSafe, time::Duration};
 
+use futures_util::FutureExt;
 use sqlx::Pool;
 use tokio::time::timeout;
 
@@ -89,7 +90,15 @@ impl<DB: Backend> Drop for Session<DB> {
 }
 
 pub(crate) async fn undo<DB: Backend>(conn: &mut Lent<DB>, mark: &MarkOf<DB>) -> Fit {
-    timeout(ANSWER_LIMIT, DB::Protocol::undo(conn, mark)).await.unwrap_or(Fit::Close)
+    answered(DB::Protocol::undo(conn, mark)).await.unwrap_or(Fit::Close)
+}
+
+/// What the database answers, if it does in time. Not a panic of the driver: sqlx panics in MySQL's when it reads the answer to another
+/// statement, one that somebody had dropped while it was prepared.
+pub(crate) async fn answered<T>(question: impl Future<Output = T>) -> Option<T> {
+    let answer = AssertUnwindSafe(timeout(ANSWER_LIMIT, question)).catch_unwind();
+    // The connection is not used after that: whoever gets nothing here closes it.
+    answer.await.ok()?.ok()
 }
 
 /// A connection of the pool, after `attempt` has opened something on it: one that was handed out inside a stray transaction is closed,

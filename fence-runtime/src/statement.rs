@@ -12,6 +12,9 @@ pub enum Dialect {
     Postgres,
     /// `[…]` is a name.
     Sqlite,
+    /// Strings are in single or double quotes and have backslashes; `#` begins a comment, `--` only before white space; what stands in
+    /// `/*! … */` runs.
+    MySql,
 }
 
 /// Why a statement cannot be a terminal write; `None`: it can.
@@ -86,18 +89,32 @@ impl<'s> Words<'s> {
         self.rest = &self.rest[c.len_utf8()..];
     }
 
+    /// `2--1` is a number there.
+    fn is_line_comment(&self) -> bool {
+        self.dialect != Dialect::MySql
+            || self.rest[2..].chars().next().is_none_or(|c| c.is_whitespace() || c.is_control())
+    }
+
+    /// Length of what is left of the line.
+    fn line(&self) -> usize {
+        self.rest.find('\n').map_or(self.rest.len(), |end| end + 1)
+    }
+
     /// The next character that is not inside a comment, a string or a quoted name.
     fn skip_quoted(&mut self) -> Option<char> {
         loop {
             let c = self.rest.chars().next()?;
             let skipped = match c {
-                '-' if self.rest.starts_with("--") => self.rest.find('\n').map_or(self.rest.len(), |end| end + 1),
+                '-' if self.rest.starts_with("--") && self.is_line_comment() => self.line(),
+                '#' if self.dialect == Dialect::MySql => self.line(),
+                '/' if self.dialect == Dialect::MySql && ["/*!", "/*M!"].iter().any(|c| self.rest.starts_with(c)) => 3,
                 '/' if self.rest.starts_with("/*") => comment(self.rest, self.dialect == Dialect::Postgres),
                 'e' | 'E' if self.dialect == Dialect::Postgres && self.rest[1..].starts_with('\'') => {
                     1 + escaped(&self.rest[1..])
                 }
+                '\'' | '"' if self.dialect == Dialect::MySql => escaped(self.rest),
                 '\'' | '"' => quoted(self.rest, c),
-                '`' if self.dialect == Dialect::Sqlite => quoted(self.rest, c),
+                '`' if self.dialect != Dialect::Postgres => quoted(self.rest, c),
                 '[' if self.dialect == Dialect::Sqlite => quoted(self.rest, ']'),
                 '$' if self.dialect == Dialect::Postgres => match dollar_quoted(self.rest) {
                     Some(end) => end,
@@ -133,14 +150,15 @@ fn quoted(text: &str, quote: char) -> usize {
     text[1..].find(quote).map_or(text.len(), |end| end + 2)
 }
 
-/// Length of a string in which a backslash hides the next character.
+/// Length of a string in which a backslash hides the next character; its first is the quote.
 fn escaped(text: &str) -> usize {
+    let quote = text.chars().next();
     let mut hidden = false;
     for (at, c) in text.char_indices().skip(1) {
         match c {
             _ if hidden => hidden = false,
             '\\' => hidden = true,
-            '\'' => return at + 1,
+            c if Some(c) == quote => return at + 1,
             _ => {}
         }
     }
@@ -208,6 +226,13 @@ mod tests {
             ("UPDATE t SET v = 1 /* /* */; UPDATE t SET v = 1", Dialect::Sqlite),
             ("UPDATE t AS [a'b] SET v = 1; UPDATE t SET v = 1 --'", Dialect::Sqlite),
             ("UPDATE t SET v = $a$; UPDATE t SET v = 1", Dialect::Sqlite),
+            ("UPDATE t SET v = '\\''; UPDATE t SET v = 1 -- '", Dialect::MySql),
+            ("UPDATE t SET v = \"\\\"\"; UPDATE t SET v = 1 -- \"", Dialect::MySql),
+            ("UPDATE t SET v = 1 # '\n; UPDATE t SET v = 1 -- '", Dialect::MySql),
+            ("UPDATE t SET v = 2--1; UPDATE t SET v = 1", Dialect::MySql),
+            ("UPDATE t SET v = 1 /*!; UPDATE t SET v = 1 */", Dialect::MySql),
+            ("UPDATE t SET v = 1 /*M!100600 ; UPDATE t SET v = 1 */", Dialect::MySql),
+            ("UPDATE t AS `a'b` SET v = 1; UPDATE t SET v = 1 -- '", Dialect::MySql),
         ] {
             let why = why_not_a_write(sql, dialect).unwrap_or_else(|| panic!("{sql} passed"));
             assert!(why.contains("one statement"), "{sql}: {why}");

@@ -40,7 +40,7 @@ impl TxOptions {
     }
 
     /// The server ends the transaction when no statement comes for this long, so that a frozen holder does not keep its successor
-    /// waiting for ever. Default: the lease's time to live, at least 5 s. SQLite has no such limit.
+    /// waiting for ever. Default: the lease's time to live, at least 5 s. MySQL and MariaDB round it up to whole seconds. SQLite has no such limit.
     #[must_use]
     pub const fn idle_limit(mut self, idle: Duration) -> Self {
         self.idle = Some(idle);
@@ -277,9 +277,9 @@ impl<DB: Backend> Open<DB> {
         let (sent, ttl, mark, shared) =
             (Instant::now(), self.term().terms.ttl, self.session.mark.clone(), self.shared.clone());
         let (ending, fit) =
-            timeout(ANSWER_LIMIT, DB::Protocol::finish(self.session.conn(), &shared.tables, &mark, &id, ttl))
+            session::answered(DB::Protocol::finish(self.session.conn(), &shared.tables, &mark, &id, ttl))
                 .await
-                .unwrap_or_else(|_| {
+                .unwrap_or_else(|| {
                     (Ending::Unknown("the database did not answer COMMIT in time", Some(no_answer())), Fit::Close)
                 });
         let books = self.session.books();
@@ -346,14 +346,14 @@ async fn open_on<DB: Backend>(
     opening: Opening,
 ) -> Result<Opened<DB>, NotOpened> {
     let (mark, id) = (DB::Protocol::mark(), books.term().id.clone());
-    let opened = timeout(ANSWER_LIMIT, DB::Protocol::open(&mut lent, &shared.tables, &mark, &id, opening));
+    let opened = session::answered(DB::Protocol::open(&mut lent, &shared.tables, &mark, &id, opening));
     match opened.await {
-        Ok(Ok(())) => {
+        Some(Ok(())) => {
             books.opened(DB::Protocol::GUARD_RENEWS);
             Ok(Ok(Open { session: Session::new(lent, mark, books), shared, parts: 0, poison: None }))
         }
-        Ok(Err(NotOpened::Stray)) => Err(NotOpened::Stray),
-        Ok(Err(why)) => {
+        Some(Err(NotOpened::Stray)) => Err(NotOpened::Stray),
+        Some(Err(why)) => {
             let fit = session::undo(&mut lent, &mark).await;
             let NotOpened::Refused = why else {
                 lent.end(fit);
@@ -374,6 +374,6 @@ async fn open_on<DB: Backend>(
                 Err(_) => Err(NotOpened::Failed(no_answer())),
             }
         }
-        Err(_) => Err(NotOpened::Failed(no_answer())),
+        None => Err(NotOpened::Failed(no_answer())),
     }
 }

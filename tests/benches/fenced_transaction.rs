@@ -6,10 +6,11 @@
 mod runner;
 
 use fence_runtime::{Backend, Fence};
-use fence_tests::servers::{PostgresDb, SqliteDb, TestDb};
+use fence_tests::servers::{InnoDb, PostgresDb, SqliteDb, TestDb};
 use runner::{CREWS, Once, compare, once};
 use sqlx::{
-    Database, Pool, Postgres, Sqlite,
+    Database, MySql, Pool, Postgres, Sqlite,
+    mysql::MySqlPoolOptions,
     postgres::PgPoolOptions,
     sqlite::{SqlitePoolOptions, SqliteSynchronous},
 };
@@ -30,6 +31,8 @@ fn main() {
             let fence = Fence::builder(pool.clone()).migrate().build().await.expect("a fence");
             measure(&format!("PostgreSQL ({settings})"), &fence, &plain_postgres(&pool)).await;
         }
+        innodb::<false>("MySQL").await;
+        innodb::<true>("MariaDB").await;
         for (how, synchronous) in
             [("synchronous full", SqliteSynchronous::Full), ("synchronous off", SqliteSynchronous::Off)]
         {
@@ -41,6 +44,18 @@ fn main() {
             measure(&format!("SQLite (WAL, {how})"), &fence, &plain_sqlite(&pool)).await;
         }
     });
+}
+
+async fn innodb<const M: bool>(product: &str) {
+    let Some(db) = InnoDb::<M>::open().await else { return };
+    db.sql(ROWS).await;
+    let settings = db
+        .text("SELECT CONCAT('innodb_flush_log_at_trx_commit ', @@innodb_flush_log_at_trx_commit, ', log_bin ', @@log_bin)")
+        .await
+        .unwrap_or_default();
+    let pool = MySqlPoolOptions::new().max_connections(8).connect_lazy_with(db.options("bench"));
+    let fence = Fence::builder(pool.clone()).migrate().build().await.expect("a fence");
+    measure(&format!("{product} ({settings})"), &fence, &plain_mysql(&pool)).await;
 }
 
 async fn measure<DB: Bound>(title: &str, fence: &Fence<DB>, plain: &Once<DB>) {
@@ -70,6 +85,12 @@ impl Bound for Postgres {
     }
 }
 
+impl Bound for MySql {
+    fn update(client: i64) -> sqlx::query::Query<'static, Self, <Self as Database>::Arguments> {
+        sqlx::query("UPDATE runs SET counter = counter + 1 WHERE id = ?").bind(client)
+    }
+}
+
 impl Bound for Sqlite {
     fn update(client: i64) -> sqlx::query::Query<'static, Self, <Self as Database>::Arguments> {
         sqlx::query(UPDATE).bind(client)
@@ -83,6 +104,18 @@ fn plain_postgres(pool: &Pool<Postgres>) -> Once<Postgres> {
         Box::pin(async move {
             let mut tx = pool.begin().await?;
             Postgres::update(client as i64).execute(&mut *tx).await?;
+            Ok(tx.commit().await?)
+        })
+    })
+}
+
+fn plain_mysql(pool: &Pool<MySql>) -> Once<MySql> {
+    let pool = pool.clone();
+    once(move |_, client| {
+        let pool = pool.clone();
+        Box::pin(async move {
+            let mut tx = pool.begin().await?;
+            MySql::update(client as i64).execute(&mut *tx).await?;
             Ok(tx.commit().await?)
         })
     })

@@ -13,7 +13,7 @@ use fence_runtime::{Backend, Error, Fence};
 use fence_tests::{
     jobs::job,
     log,
-    servers::{PostgresDb, SqliteDb, TestDb},
+    servers::{MariaDb, MySqlDb, PostgresDb, SqliteDb, TestDb},
 };
 use sqlx::sqlite::{SqlitePoolOptions, SqliteSynchronous};
 use tokio::{
@@ -30,6 +30,12 @@ fn main() {
     runner::main(async {
         if let Some(db) = PostgresDb::open().await {
             measure("PostgreSQL", &db, &db.fence().await).await;
+        }
+        if let Some(db) = MySqlDb::open().await {
+            measure("MySQL", &db, &db.fence().await).await;
+        }
+        if let Some(db) = MariaDb::open().await {
+            measure("MariaDB", &db, &db.fence().await).await;
         }
         if let Some(db) = SqliteDb::open().await {
             // Only to acquire them in less time; the keeper connects as durably as SQLite does by default.

@@ -8,11 +8,12 @@ mod runner;
 use fence_runtime::{Backend, Error, Fence};
 use fence_tests::{
     jobs::job,
-    servers::{PostgresDb, SqliteDb, TestDb},
+    servers::{InnoDb, PostgresDb, SqliteDb, TestDb},
 };
 use runner::{CREWS, Once, compare, once};
 use sqlx::{
     AssertSqlSafe, Executor, Pool,
+    mysql::MySqlPoolOptions,
     postgres::PgPoolOptions,
     sqlite::{SqlitePoolOptions, SqliteSynchronous},
 };
@@ -27,6 +28,8 @@ fn main() {
             let pool = PgPoolOptions::new().max_connections(8).connect_lazy_with(db.options("bench"));
             measure("PostgreSQL", pool).await;
         }
+        innodb::<false>("MySQL").await;
+        innodb::<true>("MariaDB").await;
         if let Some(db) = SqliteDb::open().await {
             db.sql(ROWS).await;
             let options = db.options("bench").synchronous(SqliteSynchronous::Off);
@@ -37,6 +40,12 @@ fn main() {
             .await;
         }
     });
+}
+
+async fn innodb<const M: bool>(product: &str) {
+    let Some(db) = InnoDb::<M>::open().await else { return };
+    db.sql(ROWS).await;
+    measure(product, MySqlPoolOptions::new().max_connections(8).connect_lazy_with(db.options("bench"))).await;
 }
 
 async fn measure<DB: Backend<Connection: sqlx::migrate::Migrate>>(title: &str, pool: Pool<DB>)

@@ -1,7 +1,7 @@
 //! The application whose writes the tests fence: a table of runs, and statements on it that every database understands.
 
 use fence_runtime::FencedTx;
-use sqlx::{AssertSqlSafe, Executor};
+use sqlx::{AssertSqlSafe, Database, Executor};
 
 use crate::{
     owner::Named,
@@ -17,6 +17,23 @@ pub const RUNS: &str = "
 /// The terminal write of most tests: its one parameter is the fencing token.
 pub const COMPLETE: &str =
     "UPDATE runs SET status = 'done', fence_token = $1 WHERE run_id = 1 AND fence_token <= $1 AND status <> 'done'";
+
+/// [`COMPLETE`] as a statement of this database.
+pub fn complete<D: TestDb>() -> &'static str {
+    complete_on::<D::Db>()
+}
+
+/// As [`complete`].
+pub fn complete_on<DB: Database>() -> &'static str {
+    match DB::NAME {
+        // There a parameter is a place and not a number: it can be used only once.
+        "MySQL" => {
+            "UPDATE runs JOIN (SELECT ? AS token) mine SET status = 'done', fence_token = token
+              WHERE run_id = 1 AND fence_token <= token AND status <> 'done'"
+        }
+        _ => COMPLETE,
+    }
+}
 
 /// Runs SQL (one statement or more, no parameters) on any executor.
 ///

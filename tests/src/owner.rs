@@ -23,7 +23,7 @@ use tokio::{
 
 use crate::{
     servers::TestDb,
-    stepper::{Answer, Done, HasPid, LIMIT, Refused, Step, View, by_name, within},
+    stepper::{Answer, Done, HasPid, LIMIT, Refused, Step, View, by_name, code_of, within},
 };
 
 /// What an [`Owner`] does next. In SQL, `{token}` stands for its fencing token.
@@ -68,6 +68,7 @@ pub struct Owner {
     who: String,
     view: View,
     token: i64,
+    ask_pid: &'static str,
     pid: Option<i32>,
     acts: mpsc::UnboundedSender<(Act, oneshot::Sender<Answer>)>,
     run: JoinHandle<Result<(), RunError<Error>>>,
@@ -100,7 +101,7 @@ impl Owner {
         let mut run = tokio::spawn(fence.run(job));
         let token = within(&format!("{who} acquires {lease:?}"), running).await;
         match token {
-            Ok(token) => Ok(Self { who: who.into(), view: view.clone(), token, pid: None, acts, run }),
+            Ok(token) => Ok(Self { who: who.into(), view: view.clone(), token, ask_pid: D::PID, pid: None, acts, run }),
             // The job was dropped without having run.
             Err(_) => match within(&format!("{who} is refused {lease:?}"), &mut run).await {
                 Ok(Err(error)) => Err(error),
@@ -132,7 +133,7 @@ impl Owner {
         let begins = matches!(act, Act::Begin(_));
         let answer = self.start_act(act).answer().await;
         if begins && answer.is_ok() && self.view.is_there() {
-            let pid = self.start_act(Act::Sql("SELECT pg_backend_pid()".into())).ok().await;
+            let pid = self.start_act(Act::Sql(self.ask_pid.into())).ok().await;
             self.pid = Some(pid.int() as i32);
         }
         answer
@@ -244,9 +245,9 @@ async fn perform<'c, D: TestDb>(
 /// The code is the database's where the database refused, and else the kind of the error: `Lost`, `RolledBack`, …
 impl From<Error> for Refused {
     fn from(error: Error) -> Self {
-        let database = error.as_sqlx().and_then(|error| error.as_database_error()?.code());
+        let database = error.as_sqlx().and_then(|error| error.as_database_error()).map(code_of);
         let code = match (error.kind(), database) {
-            (ErrorKind::Database, Some(code)) => code.into_owned(),
+            (ErrorKind::Database, Some(code)) => code,
             (kind, _) => format!("{kind:?}"),
         };
         Self { code, message: error.to_string() }

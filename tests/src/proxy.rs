@@ -36,6 +36,34 @@ pub enum Mode {
     Cut,
 }
 
+/// Connect options that can lead through a proxy.
+pub trait Route: Clone {
+    /// `host:port` of the server.
+    fn server(&self) -> String;
+    /// The same server, through this port of 127.0.0.1.
+    fn through(&self, port: u16) -> Self;
+}
+
+impl Route for sqlx::postgres::PgConnectOptions {
+    fn server(&self) -> String {
+        format!("{}:{}", self.get_host(), self.get_port())
+    }
+
+    fn through(&self, port: u16) -> Self {
+        self.clone().host("127.0.0.1").port(port)
+    }
+}
+
+impl Route for sqlx::mysql::MySqlConnectOptions {
+    fn server(&self) -> String {
+        format!("{}:{}", self.get_host(), self.get_port())
+    }
+
+    fn through(&self, port: u16) -> Self {
+        self.clone().host("127.0.0.1").port(port)
+    }
+}
+
 /// A proxy; it ends with the value.
 pub struct Proxy {
     address: SocketAddr,

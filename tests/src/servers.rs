@@ -1,10 +1,10 @@
 //! Fresh databases for tests.
 //!
 //! Where a database comes from, in this order:
-//! 1. `FENCE_TEST_POSTGRES_URL`, if set: every test gets a new database on that server, dropped when the test ends
+//! 1. `FENCE_TEST_POSTGRES_URL`, `FENCE_TEST_MYSQL_URL`, `FENCE_TEST_MARIADB_URL`, if set: every test gets a new database on that server, dropped when the test ends
 //!    (or, after a kill, when the next test binary starts);
-//! 2. a container of `postgres:18` (or `FENCE_TEST_POSTGRES_IMAGE`), one per test binary, which is gone whatever way the
-//!    binary ends;
+//! 2. a container of `postgres:18`, `mysql:9.7`, `mariadb:11.8` (or `FENCE_TEST_POSTGRES_IMAGE` and so on), one per test
+//!    binary, which is gone whatever way the binary ends;
 //! 3. else the test is skipped, with one line `FENCE-SKIP <database>: <why>; <what to do>` on stderr.
 //!
 //! `FENCE_TEST_REQUIRE=all` (or a list such as `postgres,sqlite`) turns a skip into a failure.
@@ -14,6 +14,7 @@
 //! [`DATABASES`] and a line in [`conformance!`](crate::conformance).
 
 mod container;
+mod mysql;
 mod postgres;
 mod sqlite;
 
@@ -29,13 +30,14 @@ use fence_runtime::{Backend, Fence, FenceBuilder};
 use sqlx::{Connection, Database, Pool};
 
 pub use self::{
+    mysql::{InnoDb, MariaDb, MySqlDb},
     postgres::PostgresDb,
     sqlite::{SqliteDb, SqliteFile, SqliteRollbackDb},
 };
 use crate::stepper::{Answer, Answers, Done, Session, View};
 
 /// What `FENCE_TEST_REQUIRE` may name.
-pub const DATABASES: &[&str] = &["postgres", "sqlite"];
+pub const DATABASES: &[&str] = &["postgres", "sqlite", "mysql", "mariadb"];
 
 /// The options by which a connection of this database is made.
 pub type ConnectOptionsOf<DB> = <<DB as Database>::Connection as Connection>::Options;
@@ -49,6 +51,8 @@ pub trait TestDb: Sized + Send + Sync + 'static {
     const NAME: &'static str;
     /// A value of `leased_until` that is in the past for whoever reads it.
     const EXPIRED: &'static str;
+    /// Asks a connection for its number in the server's views.
+    const PID: &'static str;
 
     /// A fresh database; `None` when there is no server, and the line that says so has been written.
     fn open() -> impl Future<Output = Option<Self>> + Send;
@@ -113,20 +117,24 @@ pub trait TestDb: Sized + Send + Sync + 'static {
         build(Fence::builder(self.pool_as(who, 10)).keeper_options(keeper).holder(who))
     }
 
+    /// A string in SQL.
+    fn literal(text: &str) -> String {
+        format!("'{}'", text.replace('\'', "''"))
+    }
+
     /// Ends the term of a lease as the database sees it, without waiting for its TTL. True if there was such a row.
     fn expire(&self, lease: &str) -> impl Future<Output = bool> + Send {
         let sql = format!(
-            "UPDATE fenced_job_leases SET leased_until = {} WHERE lease_name = '{}'",
+            "UPDATE fenced_job_leases SET leased_until = {} WHERE lease_name = {}",
             Self::EXPIRED,
-            lease.replace('\'', "''")
+            Self::literal(lease)
         );
         async move { self.sql(sql).await.rows == 1 }
     }
 
     /// The fencing token in the lease's row.
     fn fence_token(&self, lease: &str) -> impl Future<Output = i64> + Send {
-        let sql =
-            format!("SELECT fence_token FROM fenced_job_leases WHERE lease_name = '{}'", lease.replace('\'', "''"));
+        let sql = format!("SELECT fence_token FROM fenced_job_leases WHERE lease_name = {}", Self::literal(lease));
         async move { self.int(sql).await }
     }
 }
@@ -194,7 +202,7 @@ pub async fn on<D: TestDb, F: Future<Output = ()>>(body: impl FnOnce(D) -> F) {
 }
 
 /// Runs generic test bodies, `async fn name<D: TestDb>(db: D)`, on every database: the tests are called
-/// `postgres::name`, `sqlite::name` (WAL) and `sqlite_rollback::name` (rollback journal).
+/// `postgres::name`, `sqlite::name` (WAL), `sqlite_rollback::name` (rollback journal), `mysql::name` and `mariadb::name`.
 ///
 /// ```ignore
 /// conformance! {
@@ -218,6 +226,8 @@ macro_rules! conformance {
     (@on postgres $tests:tt) => { $crate::conformance! { @module postgres PostgresDb $tests } };
     (@on sqlite $tests:tt) => { $crate::conformance! { @module sqlite SqliteDb $tests } };
     (@on sqlite_rollback $tests:tt) => { $crate::conformance! { @module sqlite_rollback SqliteRollbackDb $tests } };
+    (@on mysql $tests:tt) => { $crate::conformance! { @module mysql MySqlDb $tests } };
+    (@on mariadb $tests:tt) => { $crate::conformance! { @module mariadb MariaDb $tests } };
     (@module $module:ident $db:ident ($($(#[$meta:meta])* $test:ident),+)) => {
         mod $module {
             $(
@@ -230,8 +240,17 @@ macro_rules! conformance {
         }
     };
     ($($(#[$meta:meta])* $test:ident),+ $(,)?) => {
-        $crate::conformance! { @each (postgres, sqlite, sqlite_rollback) ($($(#[$meta])* $test),+) }
+        $crate::conformance! { @each (postgres, sqlite, sqlite_rollback, mysql, mariadb) ($($(#[$meta])* $test),+) }
     };
+}
+
+/// The URL with another database.
+fn with_database(url: &str, name: &str) -> String {
+    let (url, query) = url.split_once('?').map_or((url, None), |(url, query)| (url, Some(query)));
+    let authority = url.find("://").map_or(0, |at| at + 3);
+    let end = url[authority..].find('/').map_or(url.len(), |at| authority + at);
+    let query = query.map(|query| format!("?{query}")).unwrap_or_default();
+    format!("{}/{name}{query}", &url[..end])
 }
 
 /// A runtime of two workers for one test: what a test spawns runs beside it, as in a service.
@@ -242,4 +261,16 @@ pub fn block_on<T>(test: impl Future<Output = T>) -> T {
         .build()
         .expect("a tokio runtime")
         .block_on(test)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::with_database;
+
+    #[test]
+    fn only_the_database_of_a_url_changes() {
+        assert_eq!(with_database("postgres://u:p@h:1/a?sslmode=disable", "b"), "postgres://u:p@h:1/b?sslmode=disable");
+        assert_eq!(with_database("postgres://h", "b"), "postgres://h/b");
+        assert_eq!(with_database("postgres:///a?host=/run", "b"), "postgres:///b?host=/run");
+    }
 }

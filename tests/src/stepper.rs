@@ -24,7 +24,10 @@ use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use futures_util::{TryStreamExt, stream::BoxStream};
 use sqlx::{
-    AssertSqlSafe, Database, Either, Executor, PgConnection, Postgres, Row, Sqlite, SqliteConnection, ValueRef,
+    AssertSqlSafe, Database, Either, Executor, MySql, MySqlConnection, PgConnection, Postgres, Row, Sqlite,
+    SqliteConnection, ValueRef,
+    error::DatabaseError,
+    mysql::{MySqlDatabaseError, MySqlQueryResult, MySqlRow},
     postgres::{PgQueryResult, PgRow},
     sqlite::{SqliteQueryResult, SqliteRow},
 };
@@ -79,7 +82,7 @@ impl Done {
 /// The error that the database answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// SQLSTATE, or SQLite's extended result code; empty for an error that is not the database's.
+    /// SQLSTATE, or the number of MySQL's and MariaDB's error, or SQLite's extended result code; empty for an error that is not the database's.
     pub code: String,
     /// What it says.
     pub message: String,
@@ -100,8 +103,16 @@ impl fmt::Display for Refused {
 
 impl From<sqlx::Error> for Refused {
     fn from(error: sqlx::Error) -> Self {
-        let code = error.as_database_error().and_then(|error| error.code()).unwrap_or_default().into_owned();
+        let code = error.as_database_error().map(code_of).unwrap_or_default();
         Self { code, message: error.to_string() }
+    }
+}
+
+/// What [`Refused::code`] says. On MySQL and MariaDB a number, since they have one SQLSTATE for many errors.
+pub(crate) fn code_of(error: &dyn DatabaseError) -> String {
+    match error.try_downcast_ref::<MySqlDatabaseError>() {
+        Some(error) => error.number().to_string(),
+        None => error.code().unwrap_or_default().into_owned(),
     }
 }
 
@@ -118,6 +129,19 @@ pub(crate) async fn read_postgres(answers: Answers<'_, Postgres>) -> Answer {
     // The simple protocol answers in text: every type is readable.
     let text = |row: &PgRow, at| row.try_get_raw(at)?.as_str().map(str::to_owned).map_err(sqlx::Error::Decode);
     read::<Postgres>(answers, text, PgQueryResult::rows_affected).await
+}
+
+/// Runs SQL on MySQL or MariaDB as one text message.
+pub(crate) async fn run_mysql(connection: &mut MySqlConnection, sql: &str) -> Answer {
+    read_mysql(connection.fetch_many(sqlx::raw_sql(AssertSqlSafe(sql.to_owned())))).await
+}
+
+pub(crate) async fn read_mysql(answers: Answers<'_, MySql>) -> Answer {
+    // The text protocol: every type is readable, if not always as UTF-8.
+    let text = |row: &MySqlRow, at| {
+        row.try_get_unchecked::<Vec<u8>, _>(at).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    };
+    read::<MySql>(answers, text, MySqlQueryResult::rows_affected).await
 }
 
 /// Runs SQL on SQLite.
@@ -154,7 +178,35 @@ where
 
 /// What the server says about who waits for whom. Cheap to clone.
 #[derive(Clone)]
-pub struct View(Option<Arc<Mutex<PgConnection>>>);
+pub struct View(Option<Arc<Observer>>);
+
+enum Observer {
+    Postgres(Mutex<PgConnection>),
+    InnoDb { connection: Mutex<MySqlConnection>, mariadb: bool },
+}
+
+/// Who has which connection, and who waits for a record lock of whom: `pid`, `application_name`, `waits_for`.
+///
+/// The name is the user's, behind what tells one run of the tests from another. MySQL: a record that a transaction has
+/// written is locked on its behalf by whoever waits first, whose thread that lock then bears; those of tables bear the
+/// transaction's own.
+const MYSQL_SESSIONS: &str = "(SELECT t.PROCESSLIST_ID AS pid, SUBSTRING(t.PROCESSLIST_USER, 12) AS application_name,
+        t.PROCESSLIST_COMMAND AS command, t.PROCESSLIST_STATE AS state, t.PROCESSLIST_INFO AS info,
+        (SELECT GROUP_CONCAT(DISTINCT b.PROCESSLIST_ID SEPARATOR ' ') FROM performance_schema.data_lock_waits w
+           JOIN performance_schema.data_locks l ON l.ENGINE_TRANSACTION_ID = w.BLOCKING_ENGINE_TRANSACTION_ID
+            AND l.LOCK_TYPE = 'TABLE'
+           JOIN performance_schema.threads b ON b.THREAD_ID = l.THREAD_ID
+          WHERE w.REQUESTING_THREAD_ID = t.THREAD_ID) AS waits_for
+    FROM performance_schema.threads t WHERE t.PROCESSLIST_DB = DATABASE() AND t.PROCESSLIST_ID <> CONNECTION_ID()) s";
+const MARIADB_SESSIONS: &str = "(SELECT p.ID AS pid, SUBSTRING(p.USER, 12) AS application_name, p.COMMAND AS command,
+        p.STATE AS state, p.INFO AS info, w.waits_for
+    FROM information_schema.PROCESSLIST p LEFT JOIN
+        (SELECT r.trx_mysql_thread_id AS id, GROUP_CONCAT(DISTINCT b.trx_mysql_thread_id SEPARATOR ' ') AS waits_for
+           FROM information_schema.INNODB_LOCK_WAITS w
+           JOIN information_schema.INNODB_TRX r ON r.trx_id = w.requesting_trx_id
+           JOIN information_schema.INNODB_TRX b ON b.trx_id = w.blocking_trx_id
+          GROUP BY r.trx_mysql_thread_id) w ON w.id = p.ID
+    WHERE p.DB = DATABASE() AND p.ID <> CONNECTION_ID()) s";
 
 /// One backend as `pg_stat_activity` and `pg_blocking_pids` show it.
 #[derive(Clone, Debug)]
@@ -165,7 +217,11 @@ struct Backend {
 
 impl View {
     pub(crate) fn postgres(connection: PgConnection) -> Self {
-        Self(Some(Arc::new(Mutex::new(connection))))
+        Self(Some(Arc::new(Observer::Postgres(Mutex::new(connection)))))
+    }
+
+    pub(crate) fn innodb(connection: MySqlConnection, mariadb: bool) -> Self {
+        Self(Some(Arc::new(Observer::InnoDb { connection: Mutex::new(connection), mariadb })))
     }
 
     pub(crate) fn none() -> Self {
@@ -177,20 +233,50 @@ impl View {
         self.0.is_some()
     }
 
-    fn connection(&self) -> &Mutex<PgConnection> {
+    fn observer(&self) -> &Observer {
         self.0.as_deref().expect("SQLite has no view of locks: a statement that would wait is refused as busy")
     }
 
     pub(crate) async fn run(&self, sql: &str) -> Answer {
-        run_postgres(&mut *self.connection().lock().await, sql).await
+        match self.observer() {
+            Observer::Postgres(connection) => run_postgres(&mut *connection.lock().await, sql).await,
+            Observer::InnoDb { connection, .. } => run_mysql(&mut *connection.lock().await, sql).await,
+        }
     }
 
-    /// The backends that wait for a heavyweight lock (row locks are among them), in this database.
+    /// MariaDB shows waits as they were when nobody had asked for a tenth of a second: whoever asks more often, in
+    /// whatever test, would see the same for ever.
+    async fn turn(&self) -> Option<tokio::sync::MutexGuard<'static, ()>> {
+        static TURN: Mutex<()> = Mutex::const_new(());
+        if !matches!(self.observer(), Observer::InnoDb { mariadb: true, .. }) {
+            return None;
+        }
+        let turn = TURN.lock().await;
+        tokio::time::sleep(Duration::from_millis(110)).await;
+        Some(turn)
+    }
+
+    /// MySQL's or MariaDB's sessions in this database; `None` on PostgreSQL.
+    fn innodb_sessions(&self) -> Option<&'static str> {
+        match self.observer() {
+            Observer::Postgres(_) => None,
+            Observer::InnoDb { mariadb: true, .. } => Some(MARIADB_SESSIONS),
+            Observer::InnoDb { mariadb: false, .. } => Some(MYSQL_SESSIONS),
+        }
+    }
+
+    /// The backends that wait for a heavyweight lock (row locks are among them), in this database; InnoDB: for a record's.
     async fn waiting(&self, filter: &str) -> Vec<Backend> {
-        let sql = format!(
-            "SELECT pid, array_to_string(pg_blocking_pids(pid), ' ') FROM pg_stat_activity
-              WHERE datname = current_database() AND wait_event_type = 'Lock' AND ({filter})"
-        );
+        let sql = match self.innodb_sessions() {
+            None => format!(
+                "SELECT pid, array_to_string(pg_blocking_pids(pid), ' ') FROM pg_stat_activity
+                  WHERE datname = current_database() AND wait_event_type = 'Lock' AND ({filter})"
+            ),
+            Some(sessions) => {
+                format!("SELECT pid, waits_for FROM {sessions} WHERE waits_for IS NOT NULL AND ({filter})")
+            }
+        };
+        let _turn = self.turn().await;
         let done = self.run(&sql).await.unwrap_or_else(|refused| panic!("the view of locks: {refused}"));
         let backends = done.values.iter().map(|row| Backend {
             pid: row[0].as_deref().and_then(|pid| pid.parse().ok()).expect("a pid"),
@@ -237,6 +323,9 @@ impl View {
 
     /// True if, following waits, one backend ends at the other.
     async fn leads_to(&self, from: &[i32], to: i32) -> bool {
+        if from.contains(&to) {
+            return true;
+        }
         let waiting = self.waiting("true").await;
         let mut seen = from.to_vec();
         let mut at = 0;
@@ -253,13 +342,34 @@ impl View {
 
     /// The pids of the connections of this name.
     pub async fn pids(&self, who: &str) -> Vec<i32> {
-        let sql = format!("SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND {}", by_name(who));
+        let sql = match self.innodb_sessions() {
+            None => format!("SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND {}", by_name(who)),
+            // Without the waits, which MariaDB tells only now and then.
+            Some(_) => format!(
+                "SELECT pid FROM (SELECT ID AS pid, SUBSTRING(USER, 12) AS application_name
+                   FROM information_schema.PROCESSLIST WHERE DB = DATABASE()) s WHERE {}",
+                by_name(who)
+            ),
+        };
         let done = self.run(&sql).await.unwrap_or_else(|refused| panic!("the view of sessions: {refused}"));
         done.values.iter().filter_map(|row| row[0].as_deref()?.parse().ok()).collect()
     }
 
+    /// MySQL, MariaDB: waits until somebody waits for a user lock (`GET_LOCK`) in this database. Who it is they do not say of
+    /// one that waits in a trigger.
+    pub async fn at_user_lock(&self) {
+        let waits = "SELECT count(*) FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND STATE = 'User lock'";
+        let look = async { while self.run(waits).await.is_ok_and(|done| done.int() == 0) {} };
+        if tokio::time::timeout(LIMIT, look).await.is_err() {
+            panic!("somebody should wait for a user lock; after {LIMIT:?} nobody does\n{}", self.describe().await);
+        }
+    }
+
     /// Ends a backend as an operator would; true if it was there.
     pub async fn terminate(&self, pid: i32) -> bool {
+        if self.innodb_sessions().is_some() {
+            return self.run(&format!("KILL {pid}")).await.is_ok();
+        }
         let answer = self.run(&format!("SELECT pg_terminate_backend({pid})")).await;
         answer.is_ok_and(|done| done.text().as_deref() == Some("t"))
     }
@@ -269,10 +379,17 @@ impl View {
         if !self.is_there() {
             return String::new();
         }
-        let sql = r"SELECT application_name, pid, state, wait_event_type, wait_event, pg_blocking_pids(pid),
+        let postgres = r"SELECT application_name, pid, state, wait_event_type, wait_event, pg_blocking_pids(pid),
                           left(regexp_replace(query, '\s+', ' ', 'g'), 160)
                      FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() ORDER BY pid";
-        match tokio::time::timeout(LIMIT, self.run(sql)).await {
+        let sql = match self.innodb_sessions() {
+            None => postgres.to_owned(),
+            Some(sessions) => format!(
+                "SELECT application_name, pid, command, state, COALESCE(waits_for, ''), LEFT(COALESCE(info, ''), 160)
+                   FROM {sessions} ORDER BY pid"
+            ),
+        };
+        match tokio::time::timeout(LIMIT, self.run(&sql)).await {
             Ok(Ok(done)) => {
                 let line = |row: &Vec<Option<String>>| {
                     row.iter().map(|value| value.as_deref().unwrap_or("-")).collect::<Vec<_>>().join(" | ")
@@ -305,6 +422,18 @@ impl Session {
         tokio::spawn(async move {
             while let Some((sql, answer)) = taken.recv().await {
                 _ = answer.send(run_postgres(&mut connection, &sql).await);
+            }
+        });
+        Self { who: who.into(), pid: Some(pid), view, statements }
+    }
+
+    pub(crate) async fn mysql(who: &str, mut connection: MySqlConnection, view: View) -> Self {
+        let pid = run_mysql(&mut connection, "SELECT connection_id()").await;
+        let pid = pid.unwrap_or_else(|refused| panic!("the number of {who}: {refused}")).int() as i32;
+        let (statements, mut taken) = mpsc::unbounded_channel::<(String, oneshot::Sender<Answer>)>();
+        tokio::spawn(async move {
+            while let Some((sql, answer)) = taken.recv().await {
+                _ = answer.send(run_mysql(&mut connection, &sql).await);
             }
         });
         Self { who: who.into(), pid: Some(pid), view, statements }

@@ -10,13 +10,19 @@ mod support;
 
 use support::{assert_shown, number, result, run};
 
-conformance! { on postgres, sqlite: twice_on_one_database }
+conformance! { on postgres, sqlite, mysql, mariadb: twice_on_one_database }
 
 async fn twice_on_one_database<D: TestDb>(db: D) {
     let first = result(&run(&["--database-url", db.url()]));
     let second = result(&run(&["--database-url", db.url()]));
-    assert_shown(&first, D::NAME);
-    assert_shown(&second, D::NAME);
+    // One URL and one kind of pool for both; which of them it is stands beside it.
+    let database = if D::NAME == "mariadb" { "mysql" } else { D::NAME };
+    assert_shown(&first, database);
+    assert_shown(&second, database);
+    if database == "mysql" {
+        let server = first["server"].as_str().unwrap_or_default();
+        assert_eq!(server.starts_with("MariaDB"), D::NAME == "mariadb", "{server}");
+    }
     assert!(number(&second, "first_token") > number(&first, "second_token"), "{first}\n{second}");
     assert!(number(&second, "run_id") > number(&first, "run_id"), "{first}\n{second}");
 

@@ -1,7 +1,7 @@
 //! What a database must be able to do, and the words in which it answers. All SQL is in the modules below this one.
 
 // Each database reads its own part of these words.
-#![cfg_attr(not(all(feature = "postgres", feature = "sqlite")), allow(dead_code))]
+#![cfg_attr(not(all(feature = "mysql", feature = "postgres", feature = "sqlite")), allow(dead_code))]
 
 use std::{future::Future, time::Duration};
 
@@ -13,20 +13,24 @@ use crate::{
     statement::Dialect,
 };
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod drift;
+#[cfg(feature = "mysql")]
+mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
-/// A database that `fence` knows: [`sqlx::Postgres`] and [`sqlx::Sqlite`], each behind the feature of its name.
+/// A database that `fence` knows: [`sqlx::Postgres`], [`sqlx::MySql`] (which is MariaDB too) and [`sqlx::Sqlite`], each behind the feature of
+/// its name.
 ///
 /// The trait is sealed: the guarantee rests on measured behaviour of each server, so a database is added here, with the conformance
 /// suite, or not at all.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a database that `fence` knows",
-    note = "`sqlx::Postgres` and `sqlx::Sqlite` are, with the feature `postgres` or `sqlite` of `fence-runtime`"
+    note = "`sqlx::Postgres`, `sqlx::MySql` and `sqlx::Sqlite` are, each with the feature of its name: `postgres`, `mysql` or `sqlite` of \
+            `fence-runtime`"
 )]
 pub trait Backend: Database<Arguments: IntoArguments<Self>> {
     /// How it is done. An associated type, so that none of its functions gets in the way of a user's own trait over databases.
@@ -56,22 +60,32 @@ pub struct Tables {
 }
 
 impl Tables {
-    pub(crate) fn new(schema: Option<&str>, table_prefix: &str) -> Result<Self, Error> {
+    pub(crate) fn new(quote: char, schema: Option<&str>, table_prefix: &str) -> Result<Self, Error> {
         let plain = |word: &str| {
             word.len() <= 32
                 && word.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
                 && !word.starts_with(|c: char| c.is_ascii_digit())
         };
-        if schema.is_some_and(|s| s.is_empty() || !plain(s)) || !plain(table_prefix) {
+        if !plain(table_prefix) {
             return Err(Error::new(
                 ErrorKind::Config,
                 format!(
-                    "schema {schema:?} and table prefix {table_prefix:?} must be of a–z, 0–9 and _, not begin with a \
-                     digit, and have at most 32 characters"
+                    "table prefix {table_prefix:?} must be of a–z, 0–9 and _, not begin with a digit, and have at most 32 \
+                     characters"
                 ),
             ));
         }
-        let prefix = schema.map(|s| format!("\"{s}\".")).unwrap_or_default() + table_prefix;
+        // Always quoted, so it may be what no unquoted name may; but not what ends a quote, a name or the body of a function.
+        let quotable = |s: &str| {
+            (1..=63).contains(&s.len()) && s.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-' || c == ' ')
+        };
+        if let Some(schema) = schema.filter(|schema| !quotable(schema)) {
+            return Err(Error::new(
+                ErrorKind::Config,
+                format!("schema {schema:?} must be of letters, digits, `_`, `-` and spaces, and have at most 63 bytes"),
+            ));
+        }
+        let prefix = schema.map(|s| format!("{quote}{s}{quote}.")).unwrap_or_default() + table_prefix;
         Ok(Self { prefix, probes_clients: false })
     }
 
@@ -86,6 +100,14 @@ impl Tables {
 
     pub(crate) fn prefix(&self) -> &str {
         &self.prefix
+    }
+
+    /// The lease table's schema and name as two strings in quotes, for a server's catalogue.
+    #[cfg(feature = "mysql")]
+    fn quoted_parts(&self) -> (String, String) {
+        let leases = self.leases();
+        let (schema, name) = leases.split_once("`.").unwrap_or(("", &leases));
+        (format!("'{}'", schema.trim_start_matches('`')), format!("'{name}'"))
     }
 }
 
@@ -198,10 +220,17 @@ pub trait Protocol: Sized + Send + Sync + 'static {
     const NAME: &'static str;
     /// How its statements are read.
     const DIALECT: Dialect;
+    /// Around a schema's name.
+    const QUOTE: char;
     /// The guard renews the lease, and nobody can take over (or renew) while the transaction is open.
     const GUARD_RENEWS: bool;
     /// The numbered migrations: version, name, text.
     const MIGRATIONS: &'static [(i64, &'static str, &'static str)];
+    /// Statements that take and release a lock around the migrations, where sqlx's own does not do.
+    fn migration_lock(_tables: &Tables) -> Option<(String, String)> {
+        None
+    }
+
     /// By which the end of a transaction recognises its beginning.
     type Mark: Clone + Send + Sync + Unpin + 'static;
 
@@ -331,7 +360,7 @@ pub(crate) fn options_of<DB: Database>(pool: &Pool<DB>) -> Options<DB> {
 }
 
 /// Bytes in hexadecimal: the one way to put text into an unbound statement that no server setting can reinterpret.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 fn hex(text: &str) -> String {
     use std::fmt::Write;
     text.bytes().fold(String::with_capacity(text.len() * 2), |mut hex, byte| {

@@ -43,6 +43,7 @@ impl Protocol for Pg {
     type Db = Postgres;
     const NAME: &'static str = "PostgreSQL";
     const DIALECT: Dialect = Dialect::Postgres;
+    const QUOTE: char = '"';
     const GUARD_RENEWS: bool = false;
     const MIGRATIONS: &'static [(i64, &'static str, &'static str)] =
         &[(1, "leases", include_str!("../../migrations/postgres/0001_leases.sql"))];
@@ -75,7 +76,7 @@ impl Protocol for Pg {
 
     async fn locate(conn: &mut PgConnection, schema: Option<&str>, prefix: &str) -> Result<Tables, Error> {
         let mut tables = match schema {
-            Some(_) => Tables::new(schema, prefix)?,
+            Some(_) => Tables::new(Self::QUOTE, schema, prefix)?,
             None => {
                 let current: Option<String> = sqlx::query_scalar("SELECT current_schema()::text")
                     .persistent(false)
@@ -85,7 +86,7 @@ impl Protocol for Pg {
                 let current = current.ok_or_else(|| {
                     Error::new(ErrorKind::Schema, "the session has no current schema: name one with `.schema(\"…\")`")
                 })?;
-                Tables::new(Some(&current), prefix)?
+                Tables::new(Self::QUOTE, Some(&current), prefix)?
             }
         };
         tables.probes_clients =

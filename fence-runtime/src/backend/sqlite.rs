@@ -66,6 +66,7 @@ impl Protocol for Lite {
     type Db = Sqlite;
     const NAME: &'static str = "SQLite";
     const DIALECT: Dialect = Dialect::Sqlite;
+    const QUOTE: char = '"';
     const GUARD_RENEWS: bool = true;
     const MIGRATIONS: &'static [(i64, &'static str, &'static str)] =
         &[(1, "leases", include_str!("../../migrations/sqlite/0001_leases.sql"))];
@@ -125,7 +126,7 @@ impl Protocol for Lite {
                  use a file, for tests one in a temporary directory",
             ));
         }
-        Tables::new(None, prefix)
+        Tables::new(Self::QUOTE, None, prefix)
     }
 
     async fn verify(conn: &mut SqliteConnection, tables: &Tables) -> Result<(), Error> {

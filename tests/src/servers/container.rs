@@ -3,6 +3,7 @@
 use std::{
     path::PathBuf,
     process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
@@ -24,7 +25,7 @@ pub(super) struct Recipe {
     /// Where its data lives: a tmpfs.
     pub(super) data: &'static str,
     pub(super) env: Vec<(&'static str, String)>,
-    pub(super) command: &'static [&'static str],
+    pub(super) command: Vec<&'static str>,
 }
 
 /// A running container. It must outlive every test: keep it where it is never dropped.
@@ -48,7 +49,9 @@ pub(super) async fn start(recipe: Recipe) -> Result<Running, String> {
     let (image_name, tag) = image.rsplit_once(':').ok_or_else(|| format!("{variable} must be `name:tag`"))?;
     // Whoever runs the tests may mark what is theirs.
     let label = std::env::var("FENCE_TEST_LABEL").unwrap_or_else(|_| std::process::id().to_string());
-    let name = format!("fence-tests-{}-{:08x}-{port}", std::process::id(), super::run_id());
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("fence-tests-{}-{:08x}-{number}", std::process::id(), super::run_id());
     // Before the container exists, so that no moment is left in which a kill leaks it.
     let reaper = reaper(&name)?;
     let mut request: ContainerRequest<GenericImage> = GenericImage::new(image_name, tag)
@@ -58,7 +61,7 @@ pub(super) async fn start(recipe: Recipe) -> Result<Running, String> {
         .with_label("fence-tests", label)
         .with_mount(Mount::tmpfs_mount(data))
         .with_startup_timeout(START)
-        .with_cmd(command.iter().copied())
+        .with_cmd(command)
         .with_host_config_modifier(move |host| {
             // Published on the loopback only, at a free port: no test server is reachable from outside.
             let binding = PortBinding { host_ip: Some("127.0.0.1".into()), host_port: None };

@@ -19,7 +19,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use super::{
     TestDb,
     container::{self, Recipe, Running},
-    run_id, skip,
+    run_id, skip, with_database,
 };
 use crate::stepper::{self, Answer, Answers, Session, View};
 
@@ -40,6 +40,7 @@ impl TestDb for PostgresDb {
 
     const NAME: &'static str = "postgres";
     const EXPIRED: &'static str = "'epoch'";
+    const PID: &'static str = "SELECT pg_backend_pid()";
 
     async fn open() -> Option<Self> {
         let server = match server() {
@@ -207,7 +208,7 @@ async fn in_container() -> Result<(String, Running), String> {
         // In clear text, on the loopback: the client's half of SCRAM takes 50 ms a connection in an unoptimised build.
         env: vec![("POSTGRES_PASSWORD", password.clone()), ("POSTGRES_HOST_AUTH_METHOD", "password".into())],
         // Nothing here survives a crash, and nothing needs to. Many connections: 32 contenders in several tests at once.
-        command: &["postgres", "-c", "fsync=off", "-c", "synchronous_commit=off", "-c", "max_connections=400"],
+        command: vec!["postgres", "-c", "fsync=off", "-c", "synchronous_commit=off", "-c", "max_connections=400"],
     })
     .await?;
     Ok((format!("postgres://postgres:{password}@127.0.0.1:{}/postgres", running.port), running))
@@ -307,25 +308,4 @@ const LOCK_CLASS: i32 = 0x0066_656e;
 
 fn prefix(run: u32) -> String {
     format!("fence_test_{run:08x}_")
-}
-
-/// The URL with another database.
-fn with_database(url: &str, name: &str) -> String {
-    let (url, query) = url.split_once('?').map_or((url, None), |(url, query)| (url, Some(query)));
-    let authority = url.find("://").map_or(0, |at| at + 3);
-    let end = url[authority..].find('/').map_or(url.len(), |at| authority + at);
-    let query = query.map(|query| format!("?{query}")).unwrap_or_default();
-    format!("{}/{name}{query}", &url[..end])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::with_database;
-
-    #[test]
-    fn only_the_database_of_a_url_changes() {
-        assert_eq!(with_database("postgres://u:p@h:1/a?sslmode=disable", "b"), "postgres://u:p@h:1/b?sslmode=disable");
-        assert_eq!(with_database("postgres://h", "b"), "postgres://h/b");
-        assert_eq!(with_database("postgres:///a?host=/run", "b"), "postgres:///b?host=/run");
-    }
 }

@@ -47,6 +47,8 @@ impl<const WAL: bool> TestDb for SqliteFile<WAL> {
 
     const NAME: &'static str = "sqlite";
     const EXPIRED: &'static str = "0";
+    /// Nothing like it is there.
+    const PID: &'static str = "SELECT 0";
 
     async fn open() -> Option<Self> {
         let folder = Folder::new();

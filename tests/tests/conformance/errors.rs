@@ -2,7 +2,7 @@
 
 use fence_runtime::{Error, ErrorKind, LeaseName, RunError};
 use fence_tests::{
-    app::{COMPLETE, RUNS, status},
+    app::{RUNS, complete, status},
     conformance,
     jobs::{job, token_of},
     owner::{
@@ -32,7 +32,7 @@ async fn a_job_may_return_anyhow<D: TestDb>(db: D) {
             Box::pin(async move {
                 ctx.transaction(async |tx| {
                     let token = tx.fence_token();
-                    _ = tx.terminal(sqlx::query(COMPLETE).bind(token)).await?;
+                    _ = tx.terminal(sqlx::query(complete::<D>()).bind(token)).await?;
                     "seven".parse::<i64>()?;
                     anyhow::Ok(())
                 })

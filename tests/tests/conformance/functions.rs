@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fence_runtime::{Error, Fence, FenceCtx, FencedTx, LeaseOptions, RunError, Written, fenced_job, terminal_write};
 use fence_tests::{
-    app::{COMPLETE, RUNS, count, status},
+    app::{RUNS, complete_on, count, status},
     conformance,
     jobs::job,
     servers::TestDb,
@@ -20,6 +20,10 @@ mod repositories {
     mod on_postgres {
         fence_tests::conformance! { on postgres: repository_functions_are_called_as_they_are }
         use super::postgres::repository_functions_are_called_as_they_are;
+    }
+    mod on_mysql {
+        fence_tests::conformance! { on mysql, mariadb: repository_functions_are_called_as_they_are }
+        use super::mysql::repository_functions_are_called_as_they_are;
     }
     mod on_sqlite {
         fence_tests::conformance! { on sqlite, sqlite_rollback: repository_functions_are_called_as_they_are }
@@ -54,6 +58,58 @@ mod repositories {
         }
 
         pub(super) async fn repository_functions_are_called_as_they_are(db: PostgresDb) {
+            db.sql(RUNS).await;
+            let fence = db.fence().await;
+            fence
+                .run(job("lease", |ctx| {
+                    Box::pin(async move {
+                        ctx.transaction(async |tx| {
+                            insert(tx.connection(), 2).await?;
+                            assert_eq!(find(tx.executor(), 2).await?, "inserted");
+                            assert_eq!(find(tx.connection(), 2).await?, "inserted");
+                            assert_eq!(finish(tx.executor(), 1).await?, 1);
+                            Ok::<_, Error>(())
+                        })
+                        .await?;
+                        let mut read = ctx.read().await?;
+                        assert_eq!(find(read.executor(), 1).await?, "done");
+                        read.close().await
+                    })
+                }))
+                .await
+                .unwrap();
+            assert_eq!((count(&db, 2).await, status(&db).await.as_str()), (1, "done"));
+        }
+    }
+
+    mod mysql {
+        use fence_runtime::Error;
+        use fence_tests::{
+            app::{RUNS, count, status},
+            jobs::job,
+            servers::{InnoDb, TestDb},
+        };
+        use sqlx::{Connection, MySql, MySqlConnection, MySqlExecutor};
+
+        async fn insert(conn: &mut MySqlConnection, run: i64) -> sqlx::Result<()> {
+            sqlx::query("INSERT INTO runs VALUES (?, 'new', 0)").bind(run).execute(&mut *conn).await?;
+            // Some use a transaction of their own, which is a savepoint here.
+            let mut part = conn.begin().await?;
+            sqlx::query("UPDATE runs SET status = 'inserted' WHERE run_id = ?").bind(run).execute(&mut *part).await?;
+            part.commit().await
+        }
+
+        async fn find(executor: impl MySqlExecutor<'_>, run: i64) -> sqlx::Result<String> {
+            sqlx::query_scalar("SELECT status FROM runs WHERE run_id = ?").bind(run).fetch_one(executor).await
+        }
+
+        async fn finish<'c, E: sqlx::Executor<'c, Database = MySql>>(executor: E, run: i64) -> sqlx::Result<u64> {
+            let done =
+                sqlx::query("UPDATE runs SET status = 'done' WHERE run_id = ?").bind(run).execute(executor).await?;
+            Ok(done.rows_affected())
+        }
+
+        pub(super) async fn repository_functions_are_called_as_they_are<const MARIADB: bool>(db: InnoDb<MARIADB>) {
             db.sql(RUNS).await;
             let fence = db.fence().await;
             fence
@@ -133,7 +189,7 @@ mod repositories {
 #[terminal_write]
 async fn complete<DB: fence_runtime::Backend>(tx: &mut FencedTx<'_, DB>) -> Result<Written, Error> {
     let token = tx.fence_token();
-    tx.terminal(sqlx::query(COMPLETE).bind(token)).await
+    tx.terminal(sqlx::query(complete_on::<DB>()).bind(token)).await
 }
 
 /// Completes the run, or says why not.
@@ -171,7 +227,8 @@ async fn many_jobs_of_one_service_at_once<D: TestDb>(db: D) {
     let runs = (2..22).map(|run| {
         fence.run(job(format!("job:{run}"), move |ctx| {
             Box::pin(async move {
-                let sql = sqlx::AssertSqlSafe(format!("INSERT INTO runs VALUES ({run}, 'new', $1)"));
+                let token = if matches!(D::NAME, "mysql" | "mariadb") { "?" } else { "$1" };
+                let sql = sqlx::AssertSqlSafe(format!("INSERT INTO runs VALUES ({run}, 'new', {token})"));
                 ctx.execute(sqlx::query(sql).bind(ctx.fence_token())).await
             })
         }))

@@ -10,7 +10,7 @@ use std::{
 
 use fence_runtime::{Error, Fence, RunError, TxOptions};
 use fence_tests::{
-    app::{COMPLETE, RUNS, status},
+    app::{RUNS, complete, status},
     conformance,
     jobs::{free_soon, job, token_of},
     owner::{
@@ -120,6 +120,7 @@ async fn a_wait_that_ends_in_vain_says_contended<D: TestDb>(db: D) {
 fn in_ms<D: TestDb>(ms: i64) -> String {
     match D::NAME {
         "postgres" => format!("clock_timestamp() + {ms} * interval '1 millisecond'"),
+        "mysql" | "mariadb" => format!("TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) + {ms}000"),
         _ => format!("CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 + {ms}000"),
     }
 }
@@ -164,7 +165,7 @@ async fn a_lease_is_free_after_a_panic_which_goes_on<D: TestDb>(db: D) {
         job::<D::Db, (), Error, _>(LEASE, |ctx| {
             Box::pin(async move {
                 let mut tx = ctx.begin().await?;
-                _ = tx.terminal(sqlx::query(COMPLETE).bind(tx.fence_token())).await?;
+                _ = tx.terminal(sqlx::query(complete::<D>()).bind(tx.fence_token())).await?;
                 panic!("the job's own words")
             })
         })
@@ -313,7 +314,12 @@ async fn jobs_of_other_leases_run_inside<D: TestDb>(db: D) {
                     let inner = inside
                         .run(job(format!("{LEASE}:{n}"), |ctx| {
                             Box::pin(async move {
-                                let sql = "INSERT INTO runs SELECT 100 + count(*), 'inner', $1 FROM runs";
+                                let sql = match D::NAME {
+                                    "mysql" | "mariadb" => {
+                                        "INSERT INTO runs SELECT 100 + count(*), 'inner', ? FROM runs"
+                                    }
+                                    _ => "INSERT INTO runs SELECT 100 + count(*), 'inner', $1 FROM runs",
+                                };
                                 _ = ctx.execute(sqlx::query(sql).bind(ctx.fence_token())).await?;
                                 Ok::<_, Error>(ctx.lease_name().to_string())
                             })
@@ -321,7 +327,7 @@ async fn jobs_of_other_leases_run_inside<D: TestDb>(db: D) {
                         .await;
                     assert_eq!(inner.unwrap(), format!("{LEASE}:{n}"));
                 }
-                ctx.execute(sqlx::query(COMPLETE).bind(ctx.fence_token())).await
+                ctx.execute(sqlx::query(complete::<D>()).bind(ctx.fence_token())).await
             })
         }))
         .await

@@ -25,7 +25,7 @@ conformance! {
 }
 
 mod draining {
-    fence_tests::conformance! { on postgres: a_revocation_says_that_a_fenced_transaction_is_open }
+    fence_tests::conformance! { on postgres, mysql, mariadb: a_revocation_says_that_a_fenced_transaction_is_open }
     use super::a_revocation_says_that_a_fenced_transaction_is_open;
 }
 

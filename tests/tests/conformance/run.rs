@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fence_runtime::{BoxJob, Error, ErrorKind, FencedJob, LastTransaction, RunError, TxOptions};
 use fence_tests::{
-    app::{COMPLETE, RUNS, count, insert, on, status},
+    app::{RUNS, complete, count, insert, on, status},
     conformance,
     cut::cut,
     jobs::{free_soon, job, token_of},
@@ -31,7 +31,7 @@ conformance! {
 }
 
 mod with_several_connections {
-    fence_tests::conformance! { on postgres: two_fenced_transactions_at_once, a_leaked_transaction_is_not_ok }
+    fence_tests::conformance! { on postgres, mysql, mariadb: two_fenced_transactions_at_once, a_leaked_transaction_is_not_ok }
     use super::{a_leaked_transaction_is_not_ok, two_fenced_transactions_at_once};
 }
 
@@ -62,7 +62,7 @@ async fn a_job_that_forgets_to_commit_is_told<D: TestDb>(db: D) {
         .run(job(LEASE, |ctx| {
             Box::pin(async move {
                 let mut tx = ctx.begin().await?;
-                tx.terminal(sqlx::query(COMPLETE).bind(tx.fence_token())).await
+                tx.terminal(sqlx::query(complete::<D>()).bind(tx.fence_token())).await
             })
         }))
         .await
@@ -128,7 +128,7 @@ async fn a_closure_that_fails_rolls_back<D: TestDb>(db: D) {
                 ctx.transaction(async |tx| {
                     insert::<D>(tx, 2).await.unwrap();
                     let token = tx.fence_token();
-                    _ = tx.terminal(sqlx::query(COMPLETE).bind(token)).await?;
+                    _ = tx.terminal(sqlx::query(complete::<D>()).bind(token)).await?;
                     Err::<(), _>(anyhow::anyhow!("changed my mind"))
                 })
                 .await
@@ -177,7 +177,7 @@ async fn lost_says_how_the_last_transaction_ended<D: TestDb>(db: D) {
         .run(
             job("another", |ctx| {
                 Box::pin(async move {
-                    _ = ctx.execute(sqlx::query(COMPLETE).bind(ctx.fence_token())).await?;
+                    _ = ctx.execute(sqlx::query(complete::<D>()).bind(ctx.fence_token())).await?;
                     assert!(sql.expire("another").await);
                     ctx.check().await?;
                     Ok::<_, Error>(())
@@ -275,7 +275,7 @@ async fn a_write_that_was_dropped_anywhere_is_not_ok<D: TestDb>(db: D) {
             .run(job(LEASE, move |ctx| {
                 Box::pin(async move {
                     let token = ctx.fence_token();
-                    let written = cut(at, ctx.execute(sqlx::query(COMPLETE).bind(token))).await;
+                    let written = cut(at, ctx.execute(sqlx::query(complete::<D>()).bind(token))).await;
                     Ok::<_, Error>(written.transpose()?.is_some())
                 })
             }))

@@ -2,7 +2,7 @@
 
 use fence_runtime::{Error, ErrorKind, RunError};
 use fence_tests::{
-    app::{COMPLETE, RUNS, count, insert, on, status},
+    app::{RUNS, complete, count, insert, on, status},
     conformance,
     cut::cut,
     jobs::job,
@@ -41,7 +41,7 @@ async fn a_part_that_fails_is_undone_alone<D: TestDb>(db: D) {
                 let four = tx.savepoint(async |part| Ok::<_, Error>(insert::<D>(part, 4).await)).await?;
                 four.unwrap();
                 let token = tx.fence_token();
-                _ = tx.terminal(sqlx::query(COMPLETE).bind(token)).await?;
+                _ = tx.terminal(sqlx::query(complete::<D>()).bind(token)).await?;
                 tx.commit().await
             })
         }))
@@ -87,7 +87,7 @@ async fn a_part_whose_terminal_write_fails_is_undone_alone<D: TestDb>(db: D) {
                     .await;
                 assert_eq!(part.unwrap_err().kind(), ErrorKind::Unwritten);
                 let token = tx.fence_token();
-                _ = tx.terminal(sqlx::query(COMPLETE).bind(token)).await?;
+                _ = tx.terminal(sqlx::query(complete::<D>()).bind(token)).await?;
                 tx.commit().await
             })
         }))
@@ -118,7 +118,7 @@ async fn a_part_that_swallows_its_terminal_write_poisons_the_whole<D: TestDb>(db
                     })
                     .await?;
                     let token = tx.fence_token();
-                    _ = tx.terminal(sqlx::query(COMPLETE).bind(token)).await?;
+                    _ = tx.terminal(sqlx::query(complete::<D>()).bind(token)).await?;
                     tx.commit().await
                 })
             }))
@@ -142,7 +142,7 @@ async fn a_part_does_not_heal_what_was_poisoned_before<D: TestDb>(db: D) {
                     _ = tx
                         .savepoint(async |part| {
                             let token = part.fence_token();
-                            _ = part.terminal(sqlx::query(COMPLETE).bind(token)).await?;
+                            _ = part.terminal(sqlx::query(complete::<D>()).bind(token)).await?;
                             if fails { part.terminal(sqlx::query(NOTHING)).await.map(drop) } else { Ok::<_, Error>(()) }
                         })
                         .await;

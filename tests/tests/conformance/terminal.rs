@@ -2,7 +2,7 @@
 
 use fence_runtime::{Error, ErrorKind, RunError};
 use fence_tests::{
-    app::{COMPLETE, RUNS, count, insert, on, status},
+    app::{RUNS, complete, count, insert, on, status},
     conformance,
     jobs::job,
     servers::TestDb,
@@ -39,7 +39,7 @@ async fn a_run_that_bears_another_token_is_not_written_and_the_run_is_not_ok<D: 
                     .transaction(async |tx| {
                         insert::<D>(tx, 2).await.unwrap();
                         let token = tx.fence_token();
-                        tx.terminal(sqlx::query(COMPLETE).bind(token)).await
+                        tx.terminal(sqlx::query(complete::<D>()).bind(token)).await
                     })
                     .await;
                 // The lease is ours all the time.
@@ -63,7 +63,7 @@ async fn a_run_that_bears_another_token_is_not_written_and_the_run_is_not_ok<D: 
 
     let error = fence
         .run(job(LEASE, |ctx| {
-            Box::pin(async move { ctx.execute(sqlx::query(COMPLETE).bind(ctx.fence_token())).await })
+            Box::pin(async move { ctx.execute(sqlx::query(complete::<D>()).bind(ctx.fence_token())).await })
         }))
         .await
         .unwrap_err();
@@ -80,7 +80,7 @@ async fn zero_rows_swallowed_inside_the_transaction_is_not_committed<D: TestDb>(
                 ctx.transaction(async |tx| {
                     insert::<D>(tx, 2).await.unwrap();
                     let token = tx.fence_token();
-                    _ = tx.terminal(sqlx::query(COMPLETE).bind(token)).await;
+                    _ = tx.terminal(sqlx::query(complete::<D>()).bind(token)).await;
                     Ok::<_, Error>(())
                 })
                 .await
@@ -101,7 +101,7 @@ async fn zero_rows_swallowed_outside_the_transaction_is_not_ok<D: TestDb>(db: D)
         let result = fence
             .run(job(LEASE, move |ctx| {
                 Box::pin(async move {
-                    let complete = || sqlx::query(COMPLETE).bind(ctx.fence_token());
+                    let complete = || sqlx::query(complete::<D>()).bind(ctx.fence_token());
                     match form {
                         "closure" => {
                             _ = ctx
@@ -139,7 +139,7 @@ async fn a_write_after_zero_rows_is_not_committed<D: TestDb>(db: D) {
                 _ = tx.terminal(sqlx::query("UPDATE runs SET status = 'x' WHERE run_id = 77")).await;
                 // A good one does not make up for it.
                 let token = tx.fence_token();
-                _ = tx.terminal(sqlx::query(COMPLETE).bind(token)).await;
+                _ = tx.terminal(sqlx::query(complete::<D>()).bind(token)).await;
                 assert_eq!(tx.commit().await.unwrap_err().kind(), ErrorKind::RolledBack);
                 Ok::<_, Error>(())
             })
@@ -159,7 +159,7 @@ async fn zero_rows_may_be_right<D: TestDb>(db: D) {
                 ctx.transaction(async |tx| {
                     let token = tx.fence_token();
                     let none = tx.terminal(sqlx::query("DELETE FROM runs WHERE run_id > 1")).rows(0..).await?;
-                    let one = tx.terminal(sqlx::query(COMPLETE).bind(token)).rows(1..=1).await?;
+                    let one = tx.terminal(sqlx::query(complete::<D>()).bind(token)).rows(1..=1).await?;
                     Ok::<_, Error>((none.rows(), one.rows()))
                 })
                 .await
@@ -284,18 +284,35 @@ async fn every_kind_of_write_is_a_terminal_write<D: TestDb>(db: D) {
     let mut writes = vec![
         "INSERT INTO runs VALUES (2, 'new', 0)",
         "INSERT INTO runs SELECT run_id + 10, status, fence_token FROM runs",
-        "INSERT INTO runs VALUES (2, 'x', 0) ON CONFLICT (run_id) DO UPDATE SET status = 'upserted'",
+        "DELETE FROM runs WHERE run_id = 2;",
+    ];
+    let standard = [
+        "INSERT INTO runs VALUES (3, 'new', 0)",
+        "INSERT INTO runs VALUES (3, 'x', 0) ON CONFLICT (run_id) DO UPDATE SET status = 'upserted'",
         "UPDATE runs SET status = 'done' WHERE run_id = 1 RETURNING run_id",
         "WITH low AS (SELECT run_id FROM runs WHERE run_id < 3)
          UPDATE runs SET status = 'low' WHERE run_id IN (SELECT * FROM low)",
-        "DELETE FROM runs WHERE run_id = 2;",
     ];
     match D::NAME {
-        "postgres" => writes.push(
-            "WITH gone AS (DELETE FROM runs WHERE run_id = 11 RETURNING *)
-             INSERT INTO runs SELECT 20, status, 0 FROM gone",
-        ),
-        _ => writes.push("REPLACE INTO runs VALUES (1, 'replaced', 0)"),
+        "postgres" => {
+            writes.extend(standard);
+            writes.push(
+                "WITH gone AS (DELETE FROM runs WHERE run_id = 11 RETURNING *)
+                 INSERT INTO runs SELECT 20, status, 0 FROM gone",
+            );
+        }
+        "sqlite" => {
+            writes.extend(standard);
+            writes.push("REPLACE INTO runs VALUES (1, 'replaced', 0)");
+        }
+        _ => writes.extend([
+            "INSERT INTO runs VALUES (3, 'new', 0)",
+            "INSERT INTO runs VALUES (3, 'x', 0) ON DUPLICATE KEY UPDATE status = 'upserted'",
+            "UPDATE runs r JOIN (SELECT run_id FROM runs WHERE run_id < 3) low ON low.run_id = r.run_id SET r.status = 'low'",
+            "REPLACE INTO runs VALUES (1, 'replaced', 0)",
+            // Not changed, but found: that it is there is what is asked.
+            "UPDATE runs SET status = 'replaced' WHERE run_id = 1",
+        ]),
     }
     for sql in writes {
         let run = fence
@@ -313,7 +330,7 @@ async fn a_terminal_write_that_is_never_awaited_is_not_committed_over<D: TestDb>
                 ctx.transaction(async |tx| {
                     insert::<D>(tx, 2).await.unwrap();
                     let token = tx.fence_token();
-                    let _ = tx.terminal(sqlx::query(COMPLETE).bind(token));
+                    let _ = tx.terminal(sqlx::query(complete::<D>()).bind(token));
                     Ok::<_, Error>(())
                 })
                 .await

@@ -6,5 +6,6 @@
 
 mod common;
 mod file;
+mod innodb;
 mod server;
 mod stage;

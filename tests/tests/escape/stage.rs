@@ -77,6 +77,11 @@ impl<D: TestDb> Stage<D> {
             let settings = "SELECT count(*) FROM pg_settings WHERE source = 'session' AND name <> 'application_name'
                               AND name NOT IN ('TimeZone', 'client_encoding', 'extra_float_digits')";
             assert_eq!(D::run(&mut next, settings).await.unwrap().int(), 0, "after {after}");
+        } else if matches!(D::NAME, "mysql" | "mariadb") {
+            let settings = "SELECT CONCAT(@@autocommit + 0, /*!80000 @@transaction_read_only + 0*/ /*M!100600 @@tx_read_only + 0*/,
+                                   @@SESSION.wait_timeout = @@GLOBAL.wait_timeout)";
+            let setting = D::run(&mut next, settings).await.unwrap();
+            assert_eq!(setting.text().as_deref(), Some("101"), "after {after}");
         } else {
             assert_eq!(D::run(&mut next, "PRAGMA query_only").await.unwrap().int(), 0, "after {after}");
         }

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use fence_runtime::{Error, Fence};
 use fence_tests::{
-    app::{COMPLETE, RUNS, count, eventually, insert, on, status},
+    app::{RUNS, complete, count, eventually, insert, on, status},
     conformance,
     cut::cut,
     jobs::{free_soon, job},
-    servers::{PostgresDb, TestDb},
+    servers::{InnoDb, PostgresDb, TestDb},
     stepper::{Task, within},
 };
 use sqlx::Pool;
@@ -31,6 +31,11 @@ mod on_a_server {
     use super::a_transaction_that_is_dropped_in_the_middle_of_a_statement;
 }
 
+mod on_innodb {
+    fence_tests::conformance! { on mysql, mariadb: a_statement_goes_on_without_the_transaction_that_was_dropped }
+    use super::a_statement_goes_on_without_the_transaction_that_was_dropped;
+}
+
 /// A fence over a pool of one: whoever leaves something behind leaves it to the next one.
 async fn pool_of_one<D: TestDb>(db: &D) -> (Fence<D::Db>, Pool<D::Db>) {
     db.sql(RUNS).await;
@@ -48,6 +53,7 @@ async fn at_rest<D: TestDb>(db: &D, pool: &Pool<D::Db>, what: &str) {
     drop(conn);
     let lock = match D::NAME {
         "postgres" => "BEGIN; SELECT 1 FROM fenced_job_leases FOR UPDATE NOWAIT; ROLLBACK",
+        "mysql" | "mariadb" => "BEGIN; SELECT 1 FROM fenced_job_leases FOR UPDATE NOWAIT; ROLLBACK",
         _ => "BEGIN IMMEDIATE; ROLLBACK",
     };
     // The keeper may be at work in this moment.
@@ -153,7 +159,7 @@ async fn a_terminal_write_that_is_dropped_is_not_committed<D: TestDb>(db: D) {
                     let mut tx = ctx.begin().await?;
                     insert::<D>(&mut tx, 100 + at as i64).await.unwrap();
                     let token = tx.fence_token();
-                    let terminal = tx.terminal(sqlx::query(COMPLETE).bind(token)).into_future();
+                    let terminal = tx.terminal(sqlx::query(complete::<D>()).bind(token)).into_future();
                     let whole = cut(at, terminal).await.is_some();
                     let committed = tx.commit().await.map_err(|error| error.kind());
                     Ok::<_, Error>((whole, committed))
@@ -342,5 +348,34 @@ async fn a_transaction_that_is_dropped_in_the_middle_of_a_statement(db: Postgres
     // Not after an hour: the server looks, in the middle of a statement, whether its client is still there.
     assert_eq!(free_soon(&db.fence_as("b").await, LEASE).await, 2);
     assert_eq!(count(&db, 2).await, 0);
+    at_rest(&db, &pool, "dropped in a statement").await;
+}
+
+/// There the server does not look: the lease stays locked until the statement ends, and then nothing of it is left.
+async fn a_statement_goes_on_without_the_transaction_that_was_dropped<const M: bool>(db: InnoDb<M>) {
+    db.sql(RUNS).await;
+    let pool = db.pool_as("a", 1);
+    let fence = Fence::builder(pool.clone()).keeper_options(db.options("keeper")).migrate().build().await.unwrap();
+    let mut c = db.session("c").await;
+    c.ok("BEGIN; UPDATE runs SET status = 'c' WHERE run_id = 1").await;
+    let run = fence.run(
+        job(LEASE, |ctx| {
+            Box::pin(async move {
+                let mut tx = ctx.begin().await?;
+                insert::<InnoDb<M>>(&mut tx, 2).await.unwrap();
+                on::<InnoDb<M>>(tx.executor(), "UPDATE runs SET status = 'a' WHERE run_id = 1").await.unwrap();
+                tx.commit().await
+            })
+        })
+        .ttl(Duration::from_secs(3600)),
+    );
+    let run = Task::start("a", db.view(), run);
+    run.blocked().await;
+    run.abort().await;
+    let b = db.fence_as("b").await;
+    assert!(b.run(fence_tests::jobs::token_of(LEASE)).await.unwrap_err().is_contended());
+    c.ok("ROLLBACK").await;
+    assert_eq!(free_soon(&b, LEASE).await, 2);
+    assert_eq!((count(&db, 2).await, status(&db).await.as_str()), (0, "new"));
     at_rest(&db, &pool, "dropped in a statement").await;
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fence_runtime::{Error, Fence};
 use fence_tests::{
-    app::{COMPLETE, RUNS, count, insert, status},
+    app::{RUNS, complete, count, insert, status},
     conformance,
     cut::cut,
     jobs::{job, token_of},
@@ -53,6 +53,17 @@ fn strays<D: TestDb>() -> &'static [&'static str] {
             "BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY; SELECT 1",
             "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1 FROM runs; SAVEPOINT s",
         ],
+        "mysql" | "mariadb" => &[
+            "BEGIN",
+            "BEGIN; SELECT * FROM runs",
+            "BEGIN; INSERT INTO runs VALUES (50, 'stray', 0)",
+            "START TRANSACTION READ ONLY; SELECT 1 FROM runs",
+            "SET autocommit = 0; INSERT INTO runs VALUES (50, 'stray', 0)",
+            "SET autocommit = 0; SELECT * FROM runs",
+            "BEGIN; SELECT 1 FROM runs; SAVEPOINT fence_g",
+            "XA START 'stray'",
+            "LOCK TABLES runs READ",
+        ],
         _ => &[
             "BEGIN",
             "BEGIN; SELECT * FROM runs",
@@ -81,7 +92,7 @@ async fn a_connection_inside_a_stray_transaction_is_not_used<D: TestDb>(db: D) {
                 fence_tests::app::on::<D>(read.executor(), "SELECT count(*) FROM runs").await.unwrap();
                 read.close().await?;
                 leave::<D>(&inside, stray).await;
-                ctx.execute(sqlx::query(COMPLETE).bind(ctx.fence_token())).await
+                ctx.execute(sqlx::query(complete::<D>()).bind(ctx.fence_token())).await
             })
         }));
         let written = within("the run", run).await.unwrap_or_else(|error| panic!("{stray}: {error}"));
@@ -121,7 +132,10 @@ async fn a_stray_transaction_of_a_dropped_begin_is_not_used<D: TestDb>(db: D) {
 async fn a_pool_that_hands_out_nothing_but_strays<D: TestDb>(db: D) {
     db.sql(RUNS).await;
     // Every fresh connection begins inside a transaction: a mistake in a hook.
-    let begin = if D::NAME == "postgres" { "BEGIN; SELECT 1" } else { "BEGIN; SELECT * FROM sqlite_schema" };
+    let begin = match D::NAME {
+        "sqlite" => "BEGIN; SELECT * FROM sqlite_schema",
+        _ => "BEGIN; SELECT 1",
+    };
     let pool = sqlx::pool::PoolOptions::<D::Db>::new()
         .max_connections(2)
         .after_connect(move |conn, _| {
@@ -178,7 +192,7 @@ async fn a_pool_that_has_no_connection_left<D: TestDb>(db: D) {
             assert!(matches!(error.as_sqlx(), Some(sqlx::Error::PoolTimedOut)), "{error}");
             assert!(error.lease().is_some() && ctx.check().await.is_err() && !ctx.is_lost());
             drop(held);
-            ctx.execute(sqlx::query(COMPLETE).bind(ctx.fence_token())).await
+            ctx.execute(sqlx::query(complete::<D>()).bind(ctx.fence_token())).await
         })
     }));
     assert_eq!(within("the run", run).await.unwrap().rows(), 1);

@@ -2,20 +2,19 @@
 
 use std::time::Duration;
 
-use fence_runtime::{ErrorKind, Fence, RunError};
+use fence_runtime::{Error, ErrorKind, Fence, RunError};
 use fence_tests::{
     app::eventually,
     jobs::token_of,
     proxy::{Mode, Proxy},
-    servers::{PostgresDb, TestDb},
+    servers::{ConnectOptionsOf, Route, TestDb},
     stepper::Task,
 };
-use sqlx::Postgres;
 
 use crate::{LEASE, unknown::behind_a_proxy};
 
 mod on_a_server {
-    fence_tests::conformance! { on postgres:
+    fence_tests::conformance! { on postgres, mysql, mariadb:
         given_up_it_is_released,
         dropped_between_two_tries_it_is_released,
     }
@@ -23,28 +22,39 @@ mod on_a_server {
 }
 
 /// The lease is acquired, the answer lost, and no connection of the pool gets through any more.
-async fn acquires_unheard(db: &PostgresDb) -> (Proxy, Task<Result<i64, RunError<fence_runtime::Error>>>) {
-    let (proxy, fence): (_, Fence<Postgres>) = behind_a_proxy(db).await;
-    proxy.set_at("INSERT INTO", Mode::SwallowAnswers);
-    let run = Task::start("a", db.view(), fence.run(token_of::<Postgres>(LEASE).ttl(Duration::from_secs(3600))));
+async fn acquires_unheard<D: TestDb>(db: &D) -> (Proxy, Task<Result<i64, RunError<Error>>>)
+where
+    ConnectOptionsOf<D::Db>: Route,
+{
+    // Once before, so that it is a takeover, the same statement everywhere.
+    let (proxy, fence, _): (_, Fence<D::Db>, _) = behind_a_proxy(db).await;
+    fence.run(token_of(LEASE)).await.unwrap();
+    proxy.set_at("SET owner_token", Mode::SwallowAnswers);
+    let run = Task::start("a", db.view(), fence.run(token_of(LEASE).ttl(Duration::from_secs(3600))));
     eventually("it is acquired", async || held(db).await == 1).await;
     assert!(!run.is_finished());
     proxy.set(Mode::Cut);
     (proxy, run)
 }
 
-async fn held(db: &PostgresDb) -> i64 {
-    db.int("SELECT count(*) FROM fenced_job_leases WHERE leased_until > clock_timestamp()").await
+async fn held<D: TestDb>(db: &D) -> i64 {
+    db.int(format!("SELECT count(*) FROM fenced_job_leases WHERE leased_until <> {}", D::EXPIRED)).await
 }
 
-async fn given_up_it_is_released(db: PostgresDb) {
+async fn given_up_it_is_released<D: TestDb>(db: D)
+where
+    ConnectOptionsOf<D::Db>: Route,
+{
     let (_proxy, run) = acquires_unheard(&db).await;
     let RunError::Fence(error) = run.done().await.unwrap_err() else { panic!("the job has run") };
     assert_eq!((error.kind(), error.lease().unwrap().as_str()), (ErrorKind::Database, LEASE));
     eventually("the keeper, which is heard, releases it", async || held(&db).await == 0).await;
 }
 
-async fn dropped_between_two_tries_it_is_released(db: PostgresDb) {
+async fn dropped_between_two_tries_it_is_released<D: TestDb>(db: D)
+where
+    ConnectOptionsOf<D::Db>: Route,
+{
     let (_proxy, run) = acquires_unheard(&db).await;
     eventually("its connection is gone", async || db.view().pids("a").await.is_empty()).await;
     run.abort().await;

@@ -10,31 +10,41 @@ use fence_tests::{
         Act::{Begin, Commit, Sql},
         FOR_GOOD, Owner,
     },
-    proxy::{Mode, Proxy},
-    servers::{PostgresDb, TestDb},
+    proxy::{Mode, Proxy, Route},
+    servers::{ConnectOptionsOf, InnoDb, PostgresDb, TestDb},
 };
-use sqlx::postgres::PgPoolOptions;
+use sqlx::pool::PoolOptions;
 
 use crate::LEASE;
 
 mod on_a_server {
-    fence_tests::conformance! { on postgres:
+    fence_tests::conformance! { on postgres, mysql, mariadb:
         a_backend_that_is_killed_before_commit,
-        a_backend_that_is_killed_in_commit,
+        a_commit_that_does_not_arrive,
         an_answer_to_commit_that_is_lost,
         a_connection_that_was_exchanged,
-        a_copy_that_is_dropped_half_way,
+        a_network_that_stalls_at_commit,
         unknown_outranks_lost,
         a_keeper_whose_network_is_slower_than_its_pace,
     }
     use super::{
-        a_backend_that_is_killed_before_commit, a_backend_that_is_killed_in_commit, a_connection_that_was_exchanged,
-        a_copy_that_is_dropped_half_way, a_keeper_whose_network_is_slower_than_its_pace,
+        a_backend_that_is_killed_before_commit, a_commit_that_does_not_arrive, a_connection_that_was_exchanged,
+        a_keeper_whose_network_is_slower_than_its_pace, a_network_that_stalls_at_commit,
         an_answer_to_commit_that_is_lost, unknown_outranks_lost,
     };
 }
 
-async fn a_backend_that_is_killed_before_commit(db: PostgresDb) {
+mod on_postgres {
+    fence_tests::conformance! { on postgres: a_backend_that_is_killed_in_commit, a_copy_that_is_dropped_half_way }
+    use super::{a_backend_that_is_killed_in_commit, a_copy_that_is_dropped_half_way};
+}
+
+mod on_innodb {
+    fence_tests::conformance! { on mysql, mariadb: a_connection_that_is_lost_in_commit }
+    use super::a_connection_that_is_lost_in_commit;
+}
+
+async fn a_backend_that_is_killed_before_commit<D: TestDb>(db: D) {
     db.sql(RUNS).await;
     let mut a = Owner::start(&db, "a", LEASE).await.unwrap();
     a.ok(Begin(TxOptions::new())).await;
@@ -84,23 +94,47 @@ async fn a_backend_that_is_killed_in_commit(db: PostgresDb) {
     }
 }
 
-/// A fence whose pool, and not its keeper, goes through a proxy.
-pub(crate) async fn behind_a_proxy(db: &PostgresDb) -> (Proxy, Fence<sqlx::Postgres>) {
+/// A fence whose pool, and not its keeper, goes through a proxy; and the bytes of its COMMIT.
+pub(crate) async fn behind_a_proxy<D: TestDb>(db: &D) -> (Proxy, Fence<D::Db>, &'static str)
+where
+    ConnectOptionsOf<D::Db>: Route,
+{
     let direct = db.options("a");
-    let proxy = Proxy::to(format!("{}:{}", direct.get_host(), direct.get_port())).await.unwrap();
-    let through = direct.host("127.0.0.1").port(proxy.port());
-    let pool = PgPoolOptions::new().max_connections(2).connect_lazy_with(through);
+    let proxy = Proxy::to(direct.server()).await.unwrap();
+    let pool = PoolOptions::new().max_connections(2).connect_lazy_with(direct.through(proxy.port()));
     let fence = Fence::builder(pool).keeper_options(db.options("a keeper")).migrate().build().await.unwrap();
-    (proxy, fence)
+    (proxy, fence, if D::NAME == "postgres" { "COMMIT AND CHAIN" } else { "fence_end_v1" })
 }
 
-async fn an_answer_to_commit_that_is_lost(db: PostgresDb) {
-    db.sql(RUNS).await;
-    let (proxy, fence) = behind_a_proxy(&db).await;
-    let mut a = Owner::start_on::<PostgresDb>(&fence, "a", LEASE, FOR_GOOD, db.view()).await.unwrap();
+/// The owner behind the proxy has written run 2.
+async fn has_written<D: TestDb>(db: &D, fence: &Fence<D::Db>) -> Owner {
+    let mut a = Owner::start_on::<D>(fence, "a", LEASE, FOR_GOOD, db.view()).await.unwrap();
     a.ok(Begin(TxOptions::new())).await;
     a.ok(Sql("INSERT INTO runs VALUES (2, 'new', 0)".into())).await;
-    proxy.set_at("COMMIT AND CHAIN", Mode::SwallowAnswers);
+    a
+}
+
+async fn a_commit_that_does_not_arrive<D: TestDb>(db: D)
+where
+    ConnectOptionsOf<D::Db>: Route,
+{
+    db.sql(RUNS).await;
+    let (proxy, fence, commit) = behind_a_proxy(&db).await;
+    let mut a = has_written(&db, &fence).await;
+    proxy.set_at(commit, Mode::Cut);
+    assert_eq!(a.run(Commit).await.unwrap_err().code, "Unknown");
+    assert!(a.end().await.unwrap_err().is_unknown());
+    assert_eq!(count(&db, 2).await, 0);
+}
+
+async fn an_answer_to_commit_that_is_lost<D: TestDb>(db: D)
+where
+    ConnectOptionsOf<D::Db>: Route,
+{
+    db.sql(RUNS).await;
+    let (proxy, fence, commit) = behind_a_proxy(&db).await;
+    let mut a = has_written(&db, &fence).await;
+    proxy.set_at(commit, Mode::SwallowAnswers);
     let commit = a.start_act(Commit);
     eventually("it is committed", async || count(&db, 2).await == 1).await;
     proxy.set(Mode::Cut);
@@ -112,16 +146,16 @@ async fn an_answer_to_commit_that_is_lost(db: PostgresDb) {
 }
 
 /// `connection()` is `&mut`, so its place can be given to another: the transaction is then where nobody but the job knows.
-async fn a_connection_that_was_exchanged(db: PostgresDb) {
+async fn a_connection_that_was_exchanged<D: TestDb>(db: D) {
     db.sql(RUNS).await;
     let (fence, other) = (db.fence_as("a").await, db.connect("other").await);
     let error = fence
         .run(job(LEASE, |ctx| {
             Box::pin(async move {
                 let (mut tx, mut taken) = (ctx.begin().await?, other);
-                insert::<PostgresDb>(&mut tx, 2).await.unwrap();
+                insert::<D>(&mut tx, 2).await.unwrap();
                 std::mem::swap(tx.connection(), &mut taken);
-                on::<PostgresDb>(&mut taken, "COMMIT").await.unwrap();
+                on::<D>(&mut taken, "COMMIT").await.unwrap();
                 tx.commit().await
             })
         }))
@@ -131,7 +165,60 @@ async fn a_connection_that_was_exchanged(db: PostgresDb) {
     assert_eq!(count(&db, 2).await, 1);
 }
 
-async fn unknown_outranks_lost(db: PostgresDb) {
+/// As a server that is paused: nothing is lost, and as long as the COMMIT is on its way nobody else gets the lease.
+async fn a_network_that_stalls_at_commit<D: TestDb>(db: D)
+where
+    ConnectOptionsOf<D::Db>: Route,
+{
+    db.sql(RUNS).await;
+    let (proxy, fence, commit) = behind_a_proxy(&db).await;
+    let mut a = has_written(&db, &fence).await;
+    proxy.set_at(commit, Mode::Hold);
+    let commit = a.start_act(Commit);
+    eventually("it is on its way", async || proxy.mode() == Mode::Hold).await;
+    assert!(db.expire(LEASE).await);
+    assert!(Owner::start(&db, "b", LEASE).await.unwrap_err().is_contended());
+    assert_eq!(count(&db, 2).await, 0);
+    proxy.set(Mode::Pass);
+    commit.ok().await;
+    assert_eq!(count(&db, 2).await, 1);
+    // What is committed is committed, whoever gets the lease now.
+    Owner::start(&db, "b", LEASE).await.unwrap().end().await.unwrap();
+    _ = a.end().await;
+}
+
+/// The server is in the middle of COMMIT, for as long as the test wants, when the connection is killed or the network cut.
+async fn a_connection_that_is_lost_in_commit<const M: bool>(_: InnoDb<M>) {
+    // A server of its own, because it is stopped for everybody.
+    let Some(db) = InnoDb::<M>::started_with(&[]).await else { return };
+    db.sql(RUNS).await;
+    let (proxy, fence, _) = behind_a_proxy(&db).await;
+    let mut c = db.session("c").await;
+    for killed in [true, false] {
+        let mut a = has_written(&db, &fence).await;
+        let pid = a.pid();
+        c.ok("FLUSH TABLES WITH READ LOCK").await;
+        let commit = a.start_act(Commit);
+        let waits = format!(
+            "SELECT count(*) FROM information_schema.PROCESSLIST WHERE ID = {pid} AND (STATE LIKE 'Waiting for%')"
+        );
+        eventually("it is in COMMIT", async || db.int(&waits).await == 1).await;
+        match killed {
+            true => assert!(db.view().terminate(pid).await),
+            false => proxy.set(Mode::Cut),
+        }
+        assert_eq!(commit.answer().await.unwrap_err().code, "Unknown");
+        c.ok("UNLOCK TABLES").await;
+        assert!(a.end().await.unwrap_err().is_unknown());
+        // The one is rolled back, the other goes on without anybody to tell.
+        match killed {
+            true => assert_eq!(count(&db, 2).await, 0),
+            false => eventually("it is committed", async || count(&db, 2).await == 1).await,
+        }
+    }
+}
+
+async fn unknown_outranks_lost<D: TestDb>(db: D) {
     db.sql(RUNS).await;
     let mut a = Owner::start(&db, "a", LEASE).await.unwrap();
     a.ok(Begin(TxOptions::new())).await;
@@ -209,10 +296,13 @@ async fn a_copy_that_is_dropped_half_way(db: PostgresDb) {
 }
 
 /// Renewals far more often than the time to live needs, on a network that takes longer for each: slow, and not lost.
-async fn a_keeper_whose_network_is_slower_than_its_pace(db: PostgresDb) {
+async fn a_keeper_whose_network_is_slower_than_its_pace<D: TestDb>(db: D)
+where
+    ConnectOptionsOf<D::Db>: Route,
+{
     let direct = db.options("a keeper");
-    let proxy = Proxy::to(format!("{}:{}", direct.get_host(), direct.get_port())).await.unwrap();
-    let through = direct.host("127.0.0.1").port(proxy.port());
+    let proxy = Proxy::to(direct.server()).await.unwrap();
+    let through = direct.through(proxy.port());
     let fence = Fence::builder(db.pool().clone()).keeper_options(through).migrate().build().await.unwrap();
     proxy.set(Mode::Delay(Duration::from_millis(40)));
     let run = fence.run(

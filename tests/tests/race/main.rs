@@ -8,9 +8,12 @@
 //! * once B's takeover is committed, nothing of A appears any more, whatever A still tries.
 //!
 //! Every cell ends in `After::nothing_of_a_lands`: A tries everything again, and the tables do not change.
-//! `control.rs` drives the naive forms through the same interleavings, and they lose.
+//! `control` drives the naive forms through the same interleavings, and they lose.
 
+mod broken;
+mod innodb;
 mod postgres;
+mod server;
 mod sqlite;
 mod stage;
 
@@ -45,21 +48,39 @@ macro_rules! race_matrix {
     };
 }
 
+/// What every server does that locks rows.
+macro_rules! server_matrix {
+    ($($db:ident = $type:ident),+) => {
+        $(race_matrix! {
+            $db = $type
+            on [read_committed ReadCommitted, repeatable_read RepeatableRead, serializable Serializable]
+            in server:
+            // A's write waits for the target row.
+            waits_on_changed_target,
+            waits_on_locked_target,
+            waits_on_target_of_the_next_owner,
+            // The takeover comes between two steps of A.
+            takeover_before_guard,
+            takeover_between_guard_and_write,
+            takeover_between_write_and_commit,
+            renewed_between_write_and_commit,
+            // An operator ends A's term.
+            revoked_before_guard,
+            revoked_between_guard_and_write,
+            revoked_between_write_and_commit,
+            revoked_while_waiting_on_target,
+        })+
+    };
+}
+
+server_matrix! { postgres = PostgresDb, mysql = MySqlDb, mariadb = MariaDb }
+
 race_matrix! {
     postgres = PostgresDb
     on [read_committed ReadCommitted, repeatable_read RepeatableRead, serializable Serializable]
     in postgres:
-    // A's write waits for the target row.
-    waits_on_changed_target,
     waits_on_target_that_changes,
-    waits_on_locked_target,
-    waits_on_target_of_the_next_owner,
-    // The takeover comes between two steps of A.
-    takeover_before_guard,
     takeover_while_guard_looks,
-    takeover_between_guard_and_write,
-    takeover_between_write_and_commit,
-    renewed_between_write_and_commit,
     // A's transaction is gone, and A does not know.
     killed_between_guard_and_write,
     killed_between_write_and_commit,
@@ -67,11 +88,6 @@ race_matrix! {
     left_by_rollback_between_guard_and_write,
     left_by_chain_between_guard_and_write,
     left_by_chain_between_write_and_commit,
-    // An operator ends A's term.
-    revoked_before_guard,
-    revoked_between_guard_and_write,
-    revoked_between_write_and_commit,
-    revoked_while_waiting_on_target,
 }
 
 race_matrix! {
@@ -84,6 +100,71 @@ race_matrix! {
     guard_beside_an_uncommitted_renewal,
     guard_looks_while_renewed,
 }
+
+/// What InnoDB does on both servers.
+macro_rules! innodb_matrix {
+    ($($db:ident = $type:ident),+) => {
+        $(
+            race_matrix! {
+                $db = $type
+                on [read_committed ReadCommitted, repeatable_read RepeatableRead, serializable Serializable]
+                in innodb:
+                waits_on_target_that_changes,
+                takeover_while_guard_looks,
+                // A's transaction is gone, and A does not know.
+                killed_between_guard_and_write,
+                killed_between_write_and_commit,
+                left_by_commit_between_guard_and_write,
+                left_by_rollback_between_guard_and_write,
+                left_by_start_between_guard_and_write,
+                left_by_chain_between_guard_and_write,
+                left_by_chain_between_write_and_commit,
+                left_by_deadlock_between_guard_and_write,
+                left_by_deadlock_between_write_and_commit,
+            }
+            race_matrix! {
+                once $db = $type
+                on [read_committed ReadCommitted, repeatable_read RepeatableRead, serializable Serializable]
+                in innodb:
+                guard_waits_past_expiry,
+                guard_waits_behind_a_takeover,
+                guard_waits_behind_a_takeover_that_is_rolled_back,
+                guard_beside_an_uncommitted_takeover,
+                guard_beside_an_uncommitted_renewal,
+                guard_looks_while_renewed,
+                a_batch_is_renewed_under_its_guards,
+            }
+        )+
+    };
+}
+
+innodb_matrix! { mysql = MySqlDb, mariadb = MariaDb }
+
+/// Takes out of InnoDB's fence what must be there.
+macro_rules! broken_matrix {
+    ($($db:ident = $type:ident),+) => {
+        $(
+            race_matrix! {
+                once $db = $type
+                on [broken_read_committed ReadCommitted, broken_repeatable_read RepeatableRead,
+                    broken_serializable Serializable]
+                in broken:
+                without_the_token,
+                without_the_read_only_session,
+                without_the_index,
+            }
+            // At SERIALIZABLE the server locks what a transaction only reads.
+            race_matrix! {
+                once $db = $type
+                on [broken_read_committed ReadCommitted, broken_repeatable_read RepeatableRead]
+                in broken:
+                without_the_lock,
+            }
+        )+
+    };
+}
+
+broken_matrix! { mysql = MySqlDb, mariadb = MariaDb }
 
 /// What SQLite does in both journal modes.
 macro_rules! sqlite_matrix {

@@ -11,24 +11,10 @@ use fence_tests::{
 };
 use sqlx::postgres::PgPoolOptions;
 
-use crate::stage::{LEASE, Last, Stage, Write};
-
-/// I1upd. A waits for a row that C has changed and changes back: A's transaction is the one that lands, before B's.
-pub async fn waits_on_changed_target(db: PostgresDb, level: Isolation, write: Write) {
-    let mut stage = Stage::set(db, level, write).await;
-    let mut c = holds(&stage, "c", write.change_target()).await;
-    stage.begin().await;
-    let mut waiting = stage.start_write();
-    waiting.blocked_by(&c).await;
-    stage.expire().await;
-    stage.takeover_is_refused().await;
-    waiting.blocked_by(&c).await;
-    c.ok("ROLLBACK").await;
-    assert_eq!(waiting.ok().await.rows, 1);
-    stage.takeover_is_refused().await;
-    stage.commit().await;
-    stage.takeover().await.nothing_of_a_lands(Last::Committed).await;
-}
+use crate::{
+    server::holds,
+    stage::{LEASE, Last, Stage, Write},
+};
 
 /// I1upd, and C commits: at the stricter levels, and for an INSERT at each, that is an error of A's write. Its lock on
 /// the lease goes with the error, so B takes over while A has not yet noticed anything but that.
@@ -63,61 +49,6 @@ async fn takeover_with_a_free_key(stage: Stage<PostgresDb>, c: &mut Session) -> 
     stage.takeover().await
 }
 
-/// I1lck. C has only locked the row.
-pub async fn waits_on_locked_target(db: PostgresDb, level: Isolation, write: Write) {
-    waits_on_target_of(db, level, write, "c").await;
-}
-
-/// I2. The next owner has the row already. Its takeover does not wait for A, so that there is no deadlock.
-pub async fn waits_on_target_of_the_next_owner(db: PostgresDb, level: Isolation, write: Write) {
-    waits_on_target_of(db, level, write, "b").await;
-}
-
-async fn waits_on_target_of(db: PostgresDb, level: Isolation, write: Write, who: &str) {
-    let mut stage = Stage::set(db, level, write).await;
-    let mut other = holds(&stage, who, write.lock_target()).await;
-    stage.begin().await;
-    let mut waiting = stage.start_write();
-    waiting.blocked_by(&other).await;
-    stage.expire().await;
-    stage.takeover_is_refused().await;
-    waiting.blocked_by(&other).await;
-    other.ok("COMMIT").await;
-    assert_eq!(waiting.ok().await.rows, 1);
-    stage.takeover_is_refused().await;
-    stage.commit().await;
-    stage.takeover().await.nothing_of_a_lands(Last::Committed).await;
-}
-
-/// I4.
-pub async fn takeover_between_guard_and_write(db: PostgresDb, level: Isolation, write: Write) {
-    let mut stage = Stage::set(db, level, write).await;
-    stage.begin().await;
-    stage.expire().await;
-    stage.takeover_is_refused().await;
-    stage.write().await;
-    stage.commit().await;
-    stage.takeover().await.nothing_of_a_lands(Last::Committed).await;
-}
-
-/// I3.
-pub async fn takeover_between_write_and_commit(db: PostgresDb, level: Isolation, write: Write) {
-    let mut stage = Stage::set(db, level, write).await;
-    stage.begin().await;
-    stage.write().await;
-    stage.expire().await;
-    stage.takeover_is_refused().await;
-    stage.commit().await;
-    stage.takeover().await.nothing_of_a_lands(Last::Committed).await;
-}
-
-/// The plain case: A comes back too late.
-pub async fn takeover_before_guard(db: PostgresDb, level: Isolation, write: Write) {
-    let stage = Stage::set(db, level, write).await;
-    stage.expire().await;
-    stage.takeover().await.nothing_of_a_lands(Last::Refused).await;
-}
-
 /// I5. A's snapshot is older than the expiry and the takeover: its guard has read the row, live and its own, but not yet
 /// locked it.
 pub async fn takeover_while_guard_looks(db: PostgresDb, level: Isolation, write: Write) {
@@ -141,24 +72,6 @@ pub async fn takeover_while_guard_looks(db: PostgresDb, level: Isolation, write:
         }
     }
     after.nothing_of_a_lands(Last::Refused).await;
-}
-
-/// Renewals get through under A's open transaction, and its commit does not mind them, at any level.
-pub async fn renewed_between_write_and_commit(db: PostgresDb, level: Isolation, write: Write) {
-    let often = FOR_GOOD.renew(Duration::from_millis(20));
-    let mut stage = Stage::set_with(db, level, write, often).await;
-    stage.begin().await;
-    stage.write().await;
-    for _ in 0..3 {
-        let before = stage.db.text(RENEWED_AT).await;
-        within("a renewal under the guard", async { while stage.db.text(RENEWED_AT).await == before {} }).await;
-        // A live lease is refused as well, and asking for it locks nothing.
-        let refused = within("b asks", stage.b.run(token_of(LEASE))).await.unwrap_err();
-        assert!(refused.is_contended(), "{refused}");
-    }
-    stage.commit().await;
-    stage.expire().await;
-    stage.takeover().await.nothing_of_a_lands(Last::Committed).await;
 }
 
 pub async fn killed_between_guard_and_write(db: PostgresDb, level: Isolation, write: Write) {
@@ -241,53 +154,6 @@ pub async fn left_by_chain_between_write_and_commit(db: PostgresDb, level: Isola
     let refused = after.stage.a.run(Act::Commit).await.unwrap_err();
     assert_eq!(refused.code, "Unknown", "{refused}");
     after.nothing_of_a_lands(Last::Unknown).await;
-}
-
-pub async fn revoked_before_guard(db: PostgresDb, level: Isolation, write: Write) {
-    let mut stage = Stage::set(db, level, write).await;
-    stage.revoke_at_once().await;
-    stage.no_new_guard().await;
-    stage.takeover_with(3).await.nothing_of_a_lands(Last::Refused).await;
-}
-
-pub async fn revoked_between_guard_and_write(db: PostgresDb, level: Isolation, write: Write) {
-    let mut stage = Stage::set(db, level, write).await;
-    stage.begin().await;
-    let revoking = stage.revoke().await;
-    stage.no_new_guard().await;
-    revoking.0.blocked().await;
-    stage.write().await;
-    stage.commit().await;
-    revoking.completes().await;
-    stage.takeover_with(3).await.nothing_of_a_lands(Last::Committed).await;
-}
-
-pub async fn revoked_between_write_and_commit(db: PostgresDb, level: Isolation, write: Write) {
-    let mut stage = Stage::set(db, level, write).await;
-    stage.begin().await;
-    stage.write().await;
-    let revoking = stage.revoke().await;
-    stage.no_new_guard().await;
-    revoking.0.blocked().await;
-    stage.commit().await;
-    revoking.completes().await;
-    stage.takeover_with(3).await.nothing_of_a_lands(Last::Committed).await;
-}
-
-pub async fn revoked_while_waiting_on_target(db: PostgresDb, level: Isolation, write: Write) {
-    let mut stage = Stage::set(db, level, write).await;
-    let mut c = holds(&stage, "c", write.lock_target()).await;
-    stage.begin().await;
-    let mut waiting = stage.start_write();
-    waiting.blocked_by(&c).await;
-    let revoking = stage.revoke().await;
-    waiting.blocked_by(&c).await;
-    c.ok("COMMIT").await;
-    assert_eq!(waiting.ok().await.rows, 1);
-    revoking.0.blocked().await;
-    stage.commit().await;
-    revoking.completes().await;
-    stage.takeover_with(3).await.nothing_of_a_lands(Last::Committed).await;
 }
 
 /// The guard has seen a live lease and waits for its row; when it gets it, the lease has expired by the live clock.
@@ -389,15 +255,7 @@ pub async fn guard_looks_while_renewed(db: PostgresDb, level: Isolation, write: 
     stage.takeover().await.nothing_of_a_lands(Last::Committed).await;
 }
 
-const RENEWED_AT: &str = "SELECT renewed_at::text FROM fenced_job_leases";
 const LOCK_LEASE: &str = "SELECT 1 FROM fenced_job_leases FOR UPDATE";
-
-/// A session in a transaction that has done this.
-pub async fn holds(stage: &Stage<PostgresDb>, who: &str, sql: &str) -> Session {
-    let mut session = stage.db.session(who).await;
-    session.ok(format!("BEGIN; {sql}")).await;
-    session
-}
 
 /// The server ends A's backend; gone when this returns.
 async fn kill_a(stage: &Stage<PostgresDb>) {

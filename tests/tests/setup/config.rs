@@ -115,9 +115,13 @@ async fn a_schema_or_a_prefix_that_is_no_plain_name_is_refused<D: TestDb>(db: D)
         let said = |error: &Error| error.kind() == ErrorKind::Config && error.to_string().contains(&named);
         let error = builder(&db).table_prefix(word).migrate().build().await.unwrap_err();
         assert!(said(&error), "{error}");
+        assert!(said(&migrate::steps::<D::Db>(None, word).unwrap_err()));
+        // A schema is always quoted, and may be called what others have called it.
+        if ["a b", "A", "1a", "ä", "a-b", &"a".repeat(33)].contains(&word) {
+            continue;
+        }
         let error = builder(&db).schema(word).migrate().build().await.unwrap_err();
         assert!(said(&error), "{error}");
-        assert!(said(&migrate::steps::<D::Db>(None, word).unwrap_err()));
         assert!(said(&migrate::steps::<D::Db>(Some(word), "").unwrap_err()));
     }
     assert_eq!(builder(&db).schema("").build().await.unwrap_err().kind(), ErrorKind::Config);

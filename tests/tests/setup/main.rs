@@ -2,6 +2,7 @@
 //! stays behind. A fix that is SQL is run as it stands in the text, and then the fence works.
 
 mod config;
+mod innodb;
 mod migrations;
 mod reach;
 mod roles;
@@ -34,18 +35,15 @@ fn fixes(error: &Error) -> Vec<String> {
 
 /// Nothing that a builder began goes on: no connection to the database, and so no keeper.
 async fn nothing_is_left<D: TestDb>(db: &D, what: &str) {
-    match D::NAME {
-        "postgres" => {
-            let names = format!(
-                "SELECT count(*) FROM pg_stat_activity WHERE application_name IN ('{POOL}', '{KEEPER}')
-                                    AND datname = current_database()"
-            );
-            eventually(&format!("{what}: no connection is left"), async || db.int(&names).await == 0).await;
+    match () {
+        () if db.view().is_there() => {
+            let none = async || db.view().pids(POOL).await.is_empty() && db.view().pids(KEEPER).await.is_empty();
+            eventually(&format!("{what}: no connection is left"), none).await;
         }
         // In WAL mode SQLite keeps files open that nobody uses any more, for the sake of its locks.
-        _ if db.text("PRAGMA journal_mode").await.as_deref() == Some("wal") => {}
+        () if db.text("PRAGMA journal_mode").await.as_deref() == Some("wal") => {}
         // The observer of the test, and nobody else.
-        _ => eventually(&format!("{what}: the file is open once"), async || open_files(db.url()) <= 1).await,
+        () => eventually(&format!("{what}: the file is open once"), async || open_files(db.url()) <= 1).await,
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fence_runtime::{Error, ErrorKind, Fence, LeaseName};
 use fence_tests::{
-    app::{COMPLETE, RUNS, status},
+    app::{RUNS, complete, status},
     jobs::job,
     servers::{PostgresDb, SqliteFile, TestDb},
 };
@@ -69,7 +69,7 @@ async fn writes<D: TestDb>(db: &D, fence: &Fence<D::Db>, what: &str) {
     db.sql("UPDATE runs SET status = 'new', fence_token = 0").await;
     let run = fence.run(job("writes", |ctx| {
         Box::pin(async move {
-            let written = ctx.execute(sqlx::query(COMPLETE).bind(ctx.fence_token())).await?;
+            let written = ctx.execute(sqlx::query(complete::<D>()).bind(ctx.fence_token())).await?;
             let mut read = ctx.read().await?;
             let seen = fence_tests::app::on::<D>(read.executor(), "SELECT status FROM runs").await.unwrap();
             read.close().await?;

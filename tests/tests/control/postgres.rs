@@ -1,22 +1,7 @@
-//! The control group: the naive ways to fence a write, driven through the same stepper as the race matrix, must lose.
-//!
-//! Each `control_loses_*` ends with a stale write that was committed *after* the takeover was. If one of them stops
-//! losing, then the database has changed or the stepper does not step, and the zeros of the race matrix prove nothing.
-//!
-//! *A* is the old owner (token 1), *B* takes over (token 2) in the right way, with the lease row locked, and *C* is an
-//! unrelated transaction. The term of A ends by an UPDATE of `leased_until` from a session of its own.
-//!
-//! | interleaving | |
-//! |---|---|
-//! | `i1upd` | A's write has passed its check and waits for the target row, which C has changed; takeover; C commits |
-//! | `i1lck` | the same, but C has only locked the row |
-//! | `i2` | A's write waits for the target row, which B holds; B takes over and writes the row in that transaction |
-//! | `i3` | A's write is done, its COMMIT is not; takeover; A commits |
-//! | `i4` | A's check is done, its write is not; takeover; A writes and commits |
-//! | `i5` | A's transaction has read something; takeover; A writes with its check and commits |
+//! PostgreSQL: what a statement only reads is locked at no level. The term of A ends by an UPDATE of `leased_until` from a
+//! session of its own.
 
 use fence_tests::{
-    conformance,
     servers::{PostgresDb, TestDb, postgres},
     stepper::{Session, Step},
 };
@@ -300,61 +285,4 @@ async fn is_saved_i1upd(isolation: &str, write: Write) {
 cells! {
     control_is_saved_postgres_repeatable_read_update_from_now_i1upd: is_saved_i1upd(REPEATABLE_READ, UPDATE_FROM_NOW);
     control_is_saved_postgres_serializable_update_from_now_i1upd: is_saved_i1upd(SERIALIZABLE, UPDATE_FROM_NOW);
-}
-
-conformance! {
-    control_loses_check_outside_the_transaction,
-}
-
-/// The check in autocommit, then a transaction that writes: as an `if` in the application does it.
-async fn control_loses_check_outside_the_transaction<D: TestDb>(db: D) {
-    db.sql(
-        "CREATE TABLE leases (lease_name text, owner_token text, fence_token bigint, live bigint);
-         INSERT INTO leases VALUES ('job', 'a', 1, 1)",
-    )
-    .await;
-    db.sql(RUNS).await;
-    let (mut a, mut b) = (db.session("a").await, db.session("b").await);
-    assert_eq!(a.ok("SELECT count(*) FROM leases WHERE owner_token = 'a' AND live = 1").await.int(), 1);
-    db.sql("UPDATE leases SET live = 0").await;
-    b.ok("BEGIN").await;
-    assert_eq!(b.ok("UPDATE leases SET owner_token = 'b', fence_token = 2, live = 1 WHERE live = 0").await.rows, 1);
-    b.ok("UPDATE runs SET status = 'done by b', fence_token = 2 WHERE run_id = 1").await;
-    b.ok("COMMIT").await;
-    a.ok("BEGIN").await;
-    assert_eq!(a.ok(UPDATE_UNCHECKED.sql).await.rows, 1);
-    a.ok("COMMIT").await;
-    assert_eq!(db.int(STATUS).await, 1, "the stale write has landed on B's");
-}
-
-mod check_inside_the_transaction {
-    use super::*;
-
-    conformance! {
-        on sqlite, sqlite_rollback:
-        control_is_saved,
-    }
-
-    /// SQLite's whole-file lock saves a check inside the writing transaction: an old snapshot cannot become a writer.
-    async fn control_is_saved<D: TestDb>(db: D) {
-        db.sql("CREATE TABLE leases (owner_token text); INSERT INTO leases VALUES ('a')").await;
-        db.sql(RUNS).await;
-        let (mut a, mut b) = (db.session("a").await, db.session("b").await);
-        a.ok("BEGIN; SELECT owner_token FROM leases").await;
-        let taken = b.run("BEGIN IMMEDIATE; UPDATE leases SET owner_token = 'b'; COMMIT").await;
-        if let Err(refused) = &taken {
-            // Rollback journal: A's read keeps B from committing, and B's wish to commit keeps A from writing.
-            assert!(refused.is_busy(), "{refused}");
-        }
-
-        let refused = a.run(UPDATE_UNCHECKED.sql).await.unwrap_err();
-        assert!(refused.is_busy(), "{refused}");
-        a.ok("ROLLBACK").await;
-        if taken.is_err() {
-            // A refused COMMIT leaves its transaction open, and retryable once the reader has gone.
-            b.ok("COMMIT").await;
-        }
-        assert_eq!(db.int(STATUS).await, 0);
-        assert_eq!(db.text("SELECT owner_token FROM leases").await.as_deref(), Some("b"));
-    }
 }
