@@ -6,8 +6,8 @@ use fence_runtime::{Error, ErrorKind, Fence, RunError};
 use fence_tests::{
     app::eventually,
     jobs::token_of,
-    proxy::{Mode, Proxy},
-    servers::{ConnectOptionsOf, Route, TestDb},
+    proxy::{Mode, Proxy, Route},
+    servers::{ConnectOptionsOf, TestDb},
     stepper::Task,
 };
 

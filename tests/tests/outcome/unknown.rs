@@ -155,7 +155,7 @@ async fn a_connection_that_was_exchanged<D: TestDb>(db: D) {
                 let (mut tx, mut taken) = (ctx.begin().await?, other);
                 insert::<D>(&mut tx, 2).await.unwrap();
                 std::mem::swap(tx.connection(), &mut taken);
-                on::<D>(&mut taken, "COMMIT").await.unwrap();
+                D::run(&mut taken, "COMMIT").await.unwrap();
                 tx.commit().await
             })
         }))
