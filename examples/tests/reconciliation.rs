@@ -168,11 +168,12 @@ fn wrong_input_is_refused_before_anything_starts() {
     let missing = folder.path().join("missing.csv");
     refused(&["--ours", text(&missing)], &["missing.csv", "cannot be read"]);
     refused(&["--bank", text(folder.path())], &["cannot be read"]);
-    refused(&["--database-url", "mysql://root:secret@localhost/x"], &["unknown scheme \"mysql\"", "sqlite://FILE"]);
+    refused(&["--database-url", "mssql://root:secret@localhost/x"], &["unknown scheme \"mssql\"", "sqlite://FILE"]);
     refused(&["--database-url", "ledger.sqlite3"], &["has no scheme", "sqlite://FILE"]);
     refused(&["--database-url", "sqlite::memory:"], &["needs a SQLite file"]);
     refused(&["--database-url", "sqlite://"], &["needs a SQLite file"]);
     refused(&["--database-url", "postgres://user:secret@127.0.0.1:1/db"], &["127.0.0.1:1/db", "cannot be used"]);
+    refused(&["--database-url", "mysql://user:secret@127.0.0.1:1/db"], &["127.0.0.1:1/db", "cannot be used"]);
     let nowhere = format!("sqlite://{}/no/such/folder/file.sqlite3", text(folder.path()));
     refused(&["--database-url", &nowhere], &["no/such/folder", "cannot be used"]);
     let garbage = folder.path().join("garbage.sqlite3");

@@ -267,7 +267,7 @@ impl<DB: Backend> Open<DB> {
         if let Some(why) = self.poison {
             self.session.books().ended(LastTx::Abandoned(why));
             self.session.roll_back().await;
-            return Err(fail(ErrorKind::RolledBack, format!("not committed, because {why}; nothing was written")));
+            return Err(fail(ErrorKind::RolledBack, format!("not committed, because {why}: it was rolled back")));
         }
         let books = self.session.books();
         books.ending();

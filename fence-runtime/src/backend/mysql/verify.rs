@@ -101,7 +101,21 @@ async fn server(conn: &mut MySqlConnection) -> Result<bool, Error> {
              and connect anew",
         ));
     }
+    one_writer(conn).await?;
     Ok(is_mariadb)
+}
+
+/// The lock of a guard is known to its own node only.
+async fn one_writer(conn: &mut MySqlConnection) -> Result<(), Error> {
+    let several = "SHOW GLOBAL VARIABLES WHERE (Variable_name = 'wsrep_on' AND Value = 'ON') \
+                   OR (Variable_name = 'group_replication_single_primary_mode' AND Value = 'OFF')";
+    let Some(row) = rows(conn, several.to_owned()).await?.pop() else { return Ok(()) };
+    let (name, value) = (text(&row, 0)?, text(&row, 1)?);
+    Err(wrong(format!(
+        "{name} = {value}: the server is one of several that write, and a takeover on another of them passes the lock of a fenced \
+         transaction here: use a server that is the only one to write (a cluster of the Galera kind is not; Group Replication is with \
+         group_replication_single_primary_mode = ON)"
+    )))
 }
 
 type Table = (String, String);

@@ -17,6 +17,7 @@ conformance! { on mysql, mariadb:
     whatever_the_server_has_set,
     a_server_with_statement_based_replication,
     a_server_that_only_reads_is_refused,
+    a_server_that_is_one_of_several_writers_is_refused,
 }
 
 mod on_mariadb {
@@ -197,6 +198,23 @@ async fn a_server_that_only_reads_is_refused<const M: bool>(_: InnoDb<M>) {
     refused(&db, &["read-only", "primary"]).await;
     db.sql("SET GLOBAL read_only = 0").await;
     works(&builder(&db).build().await.unwrap(), "writable again").await;
+}
+
+async fn a_server_that_is_one_of_several_writers_is_refused<const M: bool>(_: InnoDb<M>) {
+    let options: &[&str] = match M {
+        true => &["--wsrep-on=ON", "--binlog-format=ROW"],
+        false => &["--plugin-load-add=group_replication.so", "--loose-group-replication-single-primary-mode=OFF"],
+    };
+    let Some(db) = InnoDb::<M>::started_with(options).await else { return };
+    for step in migrate::steps::<MySql>(None, "").unwrap() {
+        db.sql(step.sql).await;
+    }
+    let setting = if M { "wsrep_on = ON" } else { "group_replication_single_primary_mode = OFF" };
+    refused(&db, &[setting, "the only one to write"]).await;
+    if !M {
+        db.sql("SET GLOBAL group_replication_single_primary_mode = ON").await;
+        works(&builder(&db).build().await.unwrap(), "a single primary").await;
+    }
 }
 
 /// MySQL takes this only when its data directory is made.
