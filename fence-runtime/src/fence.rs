@@ -15,6 +15,7 @@ use crate::{
     keeper::Keeper,
     lease::{DEFAULT_TTL, check_ttl},
     lent::Lent,
+    resolve::Resolve,
     run::{self, RunError},
     session::{ANSWER_LIMIT, no_answer},
     time::jittered,
@@ -38,6 +39,7 @@ pub(crate) struct Shared<DB: Backend> {
     pub(crate) holder: String,
     pub(crate) default_ttl: Duration,
     pub(crate) highest: Highest,
+    pub(crate) resolve: Option<Resolve>,
 }
 
 impl<DB: Backend> Fence<DB> {
@@ -51,6 +53,7 @@ impl<DB: Backend> Fence<DB> {
             keeper: None,
             default_ttl: DEFAULT_TTL,
             migrate: None,
+            resolve: None,
         }
     }
 
@@ -145,6 +148,7 @@ pub struct FenceBuilder<DB: Backend> {
     keeper: Option<Options<DB>>,
     default_ttl: Duration,
     migrate: Option<Migrate<DB>>,
+    resolve: Option<Resolve>,
 }
 
 type Migrate<DB> = for<'c> fn(
@@ -185,6 +189,32 @@ impl<DB: Backend> FenceBuilder<DB> {
         self
     }
 
+    /// Has the outcome of a commit whose answer was lost looked up on another connection, for at most 30 s, before it is reported: then
+    /// [`FencedTx::commit`](crate::FencedTx::commit) says `Ok`, or [`ErrorKind::RolledBack`], and [`ErrorKind::Unknown`] only where that could
+    /// not be found out either. Default: unknown at once.
+    ///
+    /// With it, work can be repeated until it is done, and is never done twice:
+    ///
+    /// ```no_run
+    /// # use fence_runtime::{Backend, Error, FenceCtx, FencedTx};
+    /// # async fn book<DB: Backend>(tx: &mut FencedTx<'_, DB>, payout: i64) -> Result<(), Error> { Ok(()) }
+    /// # async fn retry_if_not_committed<DB: Backend>(ctx: &FenceCtx<DB>, payout: i64) -> Result<(), Error> {
+    /// loop {
+    ///     match ctx.transaction(async |tx| book(tx, payout).await).await {
+    ///         // Whatever it was, nothing was committed. Count the tries.
+    ///         Err(error) if !error.is_unknown() && !error.is_lost() => {}
+    ///         done => break done,
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// What a raw COMMIT of the job's own did cannot be told apart from what ours did: leave that to `commit()`.
+    pub fn resolve(mut self, resolve: Resolve) -> Self {
+        self.resolve = Some(resolve);
+        self
+    }
+
     /// Creates or updates the tables when the fence is built; where that is done already, nothing is changed, and no right to is needed.
     /// Without it `build` only verifies them.
     #[cfg(feature = "migrate")]
@@ -221,6 +251,9 @@ impl<DB: Backend> FenceBuilder<DB> {
             migrate(&mut conn, &tables, self.schema.is_some()).await?;
         }
         DB::Protocol::verify(&mut conn, &tables).await?;
+        if let Some(resolve) = self.resolve {
+            DB::Protocol::verify_resolve(&mut conn, &tables, resolve).await?;
+        }
         close::<DB>(conn, limit).await;
 
         let keeper_options = self.keeper.unwrap_or(pool_options);
@@ -241,8 +274,15 @@ impl<DB: Backend> FenceBuilder<DB> {
             }
         }
         let keeper = Keeper::start::<DB>(keeper_options, tables.clone())?;
-        let (pool, default_ttl, highest) = (self.pool, self.default_ttl, Highest::default());
-        let shared = Shared { pool, tables, keeper, holder, default_ttl, highest };
+        let shared = Shared {
+            pool: self.pool,
+            tables,
+            keeper,
+            holder,
+            default_ttl: self.default_ttl,
+            highest: Highest::default(),
+            resolve: self.resolve,
+        };
         Ok(Fence { shared: Arc::new(shared) })
     }
 }

@@ -61,6 +61,7 @@
 //! | read and write in it | [`FenceCtx`], [`FencedTx`], [`ReadTx`] |
 //! | write what must not be overwritten | [`terminal_write`](macro@terminal_write), [`FencedTx::terminal`], [`Written`] |
 //! | set it up | [`FenceBuilder`], [`migrate`] |
+//! | have lost commits looked up | [`Resolve`] |
 //! | see and end who holds what | [`Fence::leases`], [`Fence::revoke`] |
 //! | keep a team's own pool out of jobs | [`RawHandle`] |
 #![forbid(unsafe_code)]
@@ -84,6 +85,7 @@ pub mod migrate;
 mod operate;
 mod probe;
 mod read;
+mod resolve;
 mod run;
 mod session;
 mod statement;
@@ -105,6 +107,7 @@ pub use lease::{
 pub use operate::{LeaseStatus, Revocation};
 pub use probe::RawHandle;
 pub use read::ReadTx;
+pub use resolve::Resolve;
 pub use run::{Contended, LastTransaction, RunError};
 pub use terminal::{Terminal, Written};
 pub use tx::{FencedTx, TxOptions};

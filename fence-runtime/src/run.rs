@@ -17,6 +17,7 @@ use crate::{
     job::FencedJob,
     keeper::Keeper,
     lease::{FenceToken, Lease, LeaseName, OnLost, OwnerToken, Terms},
+    resolve::{Resolve, forget},
     session::ANSWER_LIMIT,
     term::{Holding, LastTx, Term},
     time::jittered,
@@ -169,7 +170,7 @@ pub(crate) async fn run<DB: Backend, J: FencedJob<Db = DB>>(
         .map_err(RunError::Fence)?;
     let holding = acquire(&shared, name, terms, job.name()).await?;
     let _end = EndOfRun(holding.clone());
-    let ctx = FenceCtx::new(shared, holding.clone(), lease);
+    let ctx = FenceCtx::new(shared.clone(), holding.clone(), lease);
     let ended = drive(&ctx, job).await;
     // A commit that was dropped half-way goes on: its outcome is part of ours.
     if timeout(SETTLE_PATIENCE, holding.settled()).await.is_err() {
@@ -177,22 +178,29 @@ pub(crate) async fn run<DB: Backend, J: FencedJob<Db = DB>>(
             "whether the last transaction was committed is unknown: its future was leaked".into(),
         ));
     }
-    let released = timeout(RELEASE_PATIENCE, holding.released());
     match ended {
         Ended::Panicked(panic) => {
-            let _ = released.await;
+            let_go(&shared, &holding).await;
             std::panic::resume_unwind(panic)
         }
         Ended::Returned(result) => {
             let judged = judge(&holding, Some(result));
-            let _ = released.await;
+            let_go(&shared, &holding).await;
             judged
         }
         Ended::Dropped => {
             let judged = judge(&holding, None);
-            let _ = released.await;
+            let_go(&shared, &holding).await;
             judged
         }
+    }
+}
+
+/// Has the lease released, and then nobody will ask for the receipts any more.
+async fn let_go<DB: Backend>(shared: &Shared<DB>, holding: &Holding) {
+    let _ = timeout(RELEASE_PATIENCE, holding.released()).await;
+    if shared.resolve == Some(Resolve::Receipts) {
+        let _ = timeout(RELEASE_PATIENCE, forget(shared, &holding.id)).await;
     }
 }
 

@@ -50,10 +50,16 @@ impl<DB: Backend> Session<DB> {
     }
 
     /// The transaction has ended.
-    pub(crate) fn end(mut self, fit: Fit) {
+    pub(crate) fn end(self, fit: Fit) {
+        drop(self.close(fit));
+    }
+
+    /// The connection is not needed any more; what became of the transaction is still to be written down.
+    pub(crate) fn close(mut self, fit: Fit) -> OpenTx {
         if let Some(lent) = self.lent.take() {
             lent.end(fit);
         }
+        self.books.take().expect("a session is whole until it is consumed")
     }
 
     /// Rolls back and gives the connection back; carried on in the background when dropped.

@@ -7,12 +7,13 @@ use tokio::time::{Instant, timeout};
 
 use crate::{
     Backend,
-    backend::{Ending, Fit, Isolation, NotOpened, Opening, Protocol, RolledBack},
+    backend::{Ending, Fit, Identity, Isolation, NotOpened, Opening, Protocol, RolledBack, Trace, Verdict},
     carried::Carried,
     error::{Error, ErrorKind},
     fence::Shared,
     lease::{FenceToken, LeaseName, OwnerToken, Untyped},
     lent::Lent,
+    resolve::{STILL_OPEN, resolve},
     session::{self, ANSWER_LIMIT, Session, no_answer, on_clean_connection},
     term::{Holding, LastTx, Loss, OpenTx, Term},
     terminal::Terminal,
@@ -187,6 +188,7 @@ impl<DB: Backend, L> std::fmt::Debug for FencedTx<'_, DB, L> {
 pub(crate) struct Open<DB: Backend> {
     session: Session<DB>,
     shared: Arc<Shared<DB>>,
+    trace: Option<Trace>,
     /// How many savepoints are open, one inside the other.
     parts: u32,
     /// Why this transaction can only be rolled back.
@@ -206,6 +208,7 @@ impl<DB: Backend> Open<DB> {
             isolation: options.isolation,
             idle: options.idle.unwrap_or(holding.terms.ttl.max(IDLE_LIMIT)),
             ttl: holding.terms.ttl,
+            resolve: shared.resolve,
         };
         let mut tries = 0;
         loop {
@@ -280,10 +283,14 @@ impl<DB: Backend> Open<DB> {
             session::answered(DB::Protocol::finish(self.session.conn(), &shared.tables, &mark, &id, ttl))
                 .await
                 .unwrap_or_else(|| {
-                    (Ending::Unknown("the database did not answer COMMIT in time", Some(no_answer())), Fit::Close)
+                    (Ending::Unheard("the database did not answer COMMIT in time", Some(no_answer())), Fit::Close)
                 });
-        let books = self.session.books();
-        let result = match ending {
+        let mut books = self.session.close(fit);
+        let ending = match (ending, &self.trace) {
+            (Ending::Unheard(why, source), Some(trace)) => resolved(&shared, &id, trace, why, source).await,
+            (ending, _) => ending,
+        };
+        match ending {
             Ending::Committed(renewed) => {
                 if let Some(remaining) = renewed {
                     books.term().renewed(sent, remaining);
@@ -303,7 +310,7 @@ impl<DB: Backend> Open<DB> {
                     source,
                 ))
             }
-            Ending::Unknown(why, source) => {
+            Ending::Unheard(why, source) | Ending::Unknown(why, source) => {
                 let message = format!(
                     "whether the transaction was committed is unknown: {why}; read its rows before you repeat it"
                 );
@@ -311,9 +318,7 @@ impl<DB: Backend> Open<DB> {
                 books.ended(LastTx::Unknown(said));
                 Err(with(fail(ErrorKind::Unknown, message), source))
             }
-        };
-        self.session.end(fit);
-        result
+        }
     }
 
     async fn roll_back(mut self) {
@@ -325,6 +330,23 @@ impl<DB: Backend> Open<DB> {
         self.session.roll_back().await;
     }
 }
+
+/// What the database says afterwards of a COMMIT whose answer was not heard.
+async fn resolved<DB: Backend>(
+    shared: &Shared<DB>,
+    id: &Identity,
+    trace: &Trace,
+    why: &'static str,
+    source: Option<sqlx::Error>,
+) -> Ending {
+    match resolve(shared, id, trace).await {
+        Verdict::Committed => Ending::Committed(None),
+        Verdict::RolledBack => Ending::RolledBack(RolledBack::Because(why, source)),
+        Verdict::Open => Ending::Unknown(STILL_OPEN, source),
+        Verdict::Unknown(why) => Ending::Unknown(why, source),
+    }
+}
+
 fn with(error: Error, source: Option<sqlx::Error>) -> Error {
     match source {
         Some(source) => error.because(source),
@@ -348,9 +370,9 @@ async fn open_on<DB: Backend>(
     let (mark, id) = (DB::Protocol::mark(), books.term().id.clone());
     let opened = session::answered(DB::Protocol::open(&mut lent, &shared.tables, &mark, &id, opening));
     match opened.await {
-        Some(Ok(())) => {
+        Some(Ok(trace)) => {
             books.opened(DB::Protocol::GUARD_RENEWS);
-            Ok(Ok(Open { session: Session::new(lent, mark, books), shared, parts: 0, poison: None }))
+            Ok(Ok(Open { session: Session::new(lent, mark, books), shared, trace, parts: 0, poison: None }))
         }
         Some(Err(NotOpened::Stray)) => Err(NotOpened::Stray),
         Some(Err(why)) => {

@@ -23,6 +23,14 @@ pub mod proxy;
 pub mod servers;
 pub mod stepper;
 
+/// How often a test with a fault in it is repeated: 20 times, or as often as `FENCE_TEST_ROUNDS` says.
+///
+/// # Panics
+/// If that is no number.
+pub fn rounds() -> u64 {
+    std::env::var("FENCE_TEST_ROUNDS").map_or(20, |rounds| rounds.parse().expect("FENCE_TEST_ROUNDS is a number"))
+}
+
 /// The program in the README compiles.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]

@@ -73,10 +73,19 @@ pub struct Proxy {
 
 struct Shared {
     mode: watch::Sender<Mode>,
-    /// The mode that begins with the first request that contains these bytes.
-    trap: Mutex<Option<(Vec<u8>, Mode)>>,
+    /// The mode that begins there.
+    trap: Mutex<Option<(At, Mode)>>,
     round_trips: AtomicU64,
     connections: AtomicU64,
+    open: AtomicU64,
+}
+
+/// Where a trap springs.
+enum At {
+    /// At the first request that contains these bytes.
+    Bytes(Vec<u8>),
+    /// When so many more pieces, in either direction, have passed.
+    Pieces(u64),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -96,6 +105,7 @@ impl Proxy {
             trap: Mutex::new(None),
             round_trips: AtomicU64::new(0),
             connections: AtomicU64::new(0),
+            open: AtomicU64::new(0),
         });
         let listener = tokio::spawn(accept(listener, server, Arc::clone(&shared)));
         Ok(Self { address, shared, listener })
@@ -112,10 +122,27 @@ impl Proxy {
         self.shared.mode.send_replace(mode);
     }
 
+    /// Closes every connection, and then lets new ones pass.
+    pub async fn cut(&self) {
+        self.set(Mode::Cut);
+        let gone = async {
+            while self.shared.open.load(Ordering::SeqCst) > 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        crate::stepper::within("every connection is closed", gone).await;
+        self.set(Mode::Pass);
+    }
+
     /// From the first request on that contains these bytes, that request included: `Cut` keeps it from the server,
     /// `SwallowAnswers` lets it arrive and loses the answer.
     pub fn set_at(&self, bytes: impl Into<Vec<u8>>, mode: Mode) {
-        *self.shared.trap.lock().unwrap() = Some((bytes.into(), mode));
+        *self.shared.trap.lock().unwrap() = Some((At::Bytes(bytes.into()), mode));
+    }
+
+    /// After so many more pieces, in either direction, have passed: at the first one that then comes.
+    pub fn set_after(&self, pieces: u64, mode: Mode) {
+        *self.shared.trap.lock().unwrap() = Some((At::Pieces(pieces), mode));
     }
 
     /// How it is now; a trap of [`set_at`](Self::set_at) that was sprung shows here.
@@ -144,8 +171,9 @@ impl Drop for Proxy {
 async fn accept(listener: TcpListener, server: String, shared: Arc<Shared>) {
     while let Ok((client, _)) = listener.accept().await {
         shared.connections.fetch_add(1, Ordering::Relaxed);
-        let (server, shared) = (server.clone(), Arc::clone(&shared));
+        let (server, shared) = (server.clone(), Open::new(&shared));
         tokio::spawn(async move {
+            let shared = &shared.0;
             if *shared.mode.borrow() == Mode::Cut {
                 return;
             }
@@ -154,14 +182,30 @@ async fn accept(listener: TcpListener, server: String, shared: Arc<Shared>) {
             let (from_client, to_client) = client.into_split();
             let (from_server, to_server) = server.into_split();
             let last = Arc::new(Mutex::new(Direction::Answer));
-            let requests = pump(from_client, to_server, Direction::Request, &shared, &last);
-            let answers = pump(from_server, to_client, Direction::Answer, &shared, &last);
+            let requests = pump(from_client, to_server, Direction::Request, shared, &last);
+            let answers = pump(from_server, to_client, Direction::Answer, shared, &last);
             // Whichever side ends, both are closed: half-open connections are not what is tested here.
             tokio::select! {
                 () = requests => {}
                 () = answers => {}
             }
         });
+    }
+}
+
+/// Counts a connection for as long as it is open.
+struct Open(Arc<Shared>);
+
+impl Open {
+    fn new(shared: &Arc<Shared>) -> Self {
+        shared.open.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(shared))
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -185,9 +229,7 @@ async fn pump(
             return;
         };
         let piece = &buffer[..length];
-        if direction == Direction::Request {
-            shared.spring(piece);
-        }
+        shared.spring(piece, direction);
         let now = *mode.wait_for(|mode| *mode != Mode::Hold).await.expect("`shared` holds the sender");
         match (now, direction) {
             (Mode::Cut, _) => return,
@@ -206,11 +248,22 @@ async fn pump(
 }
 
 impl Shared {
-    fn spring(&self, request: &[u8]) {
+    fn spring(&self, piece: &[u8], direction: Direction) {
         let mut trap = self.trap.lock().unwrap();
-        if trap.as_ref().is_some_and(|(bytes, _)| request.windows(bytes.len()).any(|window| window == bytes)) {
-            let (_, mode) = trap.take().expect("looked at above");
-            self.mode.send_replace(mode);
+        let Some((at, mode)) = trap.as_mut() else { return };
+        let springs = match at {
+            At::Bytes(bytes) => {
+                direction == Direction::Request && piece.windows(bytes.len()).any(|window| window == bytes)
+            }
+            At::Pieces(left) if *left > 0 => {
+                *left -= 1;
+                false
+            }
+            At::Pieces(_) => true,
+        };
+        if springs {
+            self.mode.send_replace(*mode);
+            *trap = None;
         }
     }
 }
@@ -320,6 +373,17 @@ mod tests {
         proxy.set(Mode::Pass);
         let mut again = TcpStream::connect(("127.0.0.1", proxy.port())).await.unwrap();
         assert_eq!(ask(&mut again, 2).await, 4);
+    }
+
+    #[tokio::test]
+    async fn a_trap_springs_after_so_many_pieces() {
+        let (proxy, mut client) = start().await;
+        proxy.set_after(3, Mode::Swallow);
+        assert_eq!((ask(&mut client, 6).await, proxy.mode()), (12, Mode::Pass));
+        // The request is the third, and its answer is the first that does not pass.
+        client.write_u8(7).await.unwrap();
+        assert!(answer(&mut client, NEVER).await.is_none());
+        assert_eq!((proxy.mode(), proxy.round_trips()), (Mode::Swallow, 1));
     }
 
     #[tokio::test]

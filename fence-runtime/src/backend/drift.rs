@@ -27,6 +27,13 @@ pub(super) fn wrong_column(table: &str, column: &str, found: &str, wants: &str, 
     )
 }
 
+pub(super) fn no_status(server: &str) -> Error {
+    Error::new(
+        ErrorKind::Config,
+        format!("{server} cannot be asked for the status of a transaction: use `Resolve::Receipts`"),
+    )
+}
+
 pub(super) fn wrong(what: impl Into<String>) -> Error {
     Error::new(ErrorKind::Schema, what)
 }

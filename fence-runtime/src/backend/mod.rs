@@ -10,6 +10,7 @@ use sqlx::{Database, Executor, IntoArguments, Pool, encode::IsNull, error::BoxDy
 use crate::{
     error::{Error, ErrorKind},
     lease::{FenceToken, LeaseName, OwnerToken},
+    resolve::Resolve,
     statement::Dialect,
 };
 
@@ -98,6 +99,10 @@ impl Tables {
         self.name("fenced_job_leases")
     }
 
+    pub(crate) fn receipts(&self) -> String {
+        self.name("fenced_job_receipts")
+    }
+
     pub(crate) fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -168,6 +173,28 @@ pub struct Opening {
     pub(crate) idle: Duration,
     /// The lease's time to live, where the guard renews.
     pub(crate) ttl: Duration,
+    /// What the transaction leaves behind, by which its outcome can be looked up.
+    pub(crate) resolve: Option<Resolve>,
+}
+
+/// By which the outcome of a transaction can be looked up when the answer to its COMMIT was lost.
+#[derive(Clone, Debug)]
+pub enum Trace {
+    /// A row of this name, which the transaction has written.
+    Receipt(String),
+    /// The number of the transaction, and of the server's history that it belongs to.
+    Number(String, String),
+}
+
+/// What became of it.
+#[derive(Debug)]
+pub enum Verdict {
+    Committed,
+    RolledBack,
+    /// It has not ended yet: ask again.
+    Open,
+    /// The database cannot say any more.
+    Unknown(&'static str),
 }
 
 /// Why a fenced transaction was not opened.
@@ -188,6 +215,8 @@ pub enum Ending {
     Committed(Option<Duration>),
     /// Certainly nothing of it was written.
     RolledBack(RolledBack),
+    /// The answer to COMMIT was not heard.
+    Unheard(&'static str, Option<sqlx::Error>),
     /// Nobody can say.
     Unknown(&'static str, Option<sqlx::Error>),
 }
@@ -259,6 +288,12 @@ pub trait Protocol: Sized + Send + Sync + 'static {
     ) -> impl Future<Output = Result<Tables, Error>> + Send;
     /// Is everything there, and as it must be?
     fn verify(conn: &mut Conn<Self>, tables: &Tables) -> impl Future<Output = Result<(), Error>> + Send;
+    /// Can outcomes be looked up in this way?
+    fn verify_resolve(
+        conn: &mut Conn<Self>,
+        tables: &Tables,
+        resolve: Resolve,
+    ) -> impl Future<Output = Result<(), Error>> + Send;
 
     /// Is it only that others want the same? Then asking again on a fresh connection is right.
     fn is_contention(error: &sqlx::Error) -> bool;
@@ -317,14 +352,14 @@ pub trait Protocol: Sized + Send + Sync + 'static {
 
     /// A new mark.
     fn mark() -> Self::Mark;
-    /// Opens a fenced transaction.
+    /// Opens a fenced transaction, which leaves the trace that `opening` asks for.
     fn open(
         conn: &mut Conn<Self>,
         tables: &Tables,
         mark: &Self::Mark,
         id: &Identity,
         opening: Opening,
-    ) -> impl Future<Output = Result<(), NotOpened>> + Send;
+    ) -> impl Future<Output = Result<Option<Trace>, NotOpened>> + Send;
     /// Proves that the transaction is the one that `open` began, and commits it.
     fn finish(
         conn: &mut Conn<Self>,
@@ -333,6 +368,20 @@ pub trait Protocol: Sized + Send + Sync + 'static {
         id: &Identity,
         ttl: Duration,
     ) -> impl Future<Output = (Ending, Fit)> + Send;
+    /// What became of a fenced transaction of ours? On a connection of its own, after that of the transaction was closed.
+    fn look_up(
+        conn: &mut Conn<Self>,
+        tables: &Tables,
+        id: &Identity,
+        trace: &Trace,
+    ) -> impl Future<Output = Result<Verdict, sqlx::Error>> + Send;
+    /// Deletes receipts for which nobody will ask any more: ours, whose run has ended, and those before our predecessor's. At most
+    /// [`FORGET_AT_ONCE`] of them; says how many.
+    fn forget(
+        conn: &mut Conn<Self>,
+        tables: &Tables,
+        id: &Identity,
+    ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
     /// Opens a transaction that the server keeps read-only.
     fn open_read(conn: &mut Conn<Self>, mark: &Self::Mark) -> impl Future<Output = Result<(), NotOpened>> + Send;
     /// Ends it. An error: it was no longer the transaction that was opened.
@@ -344,6 +393,23 @@ pub trait Protocol: Sized + Send + Sync + 'static {
     fn undo(conn: &mut Conn<Self>, mark: &Self::Mark) -> impl Future<Output = Fit> + Send;
     /// The part of a rollback that a destructor can do. False: close the connection instead.
     fn start_undo(conn: &mut Conn<Self>) -> bool;
+}
+
+/// So that deleting them takes no long statement.
+pub(crate) const FORGET_AT_ONCE: u64 = 10_000;
+
+/// What the row of a lease says of a receipt that is not there. It was there once: the transaction had written it when it began.
+///
+/// Receipts are deleted by their own run when it has ended, and by runs that come two terms later. So until then one that is missing was
+/// rolled back.
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+fn without_receipt(id: &Identity, token: Option<i64>) -> Verdict {
+    match token {
+        Some(token) if (id.token.get()..=id.token.get() + 1).contains(&token) => Verdict::RolledBack,
+        _ => Verdict::Unknown(
+            "the answer to COMMIT was lost, and its receipt may have been deleted, because the lease has been taken over more than once",
+        ),
+    }
 }
 
 /// A connection of a protocol's database.

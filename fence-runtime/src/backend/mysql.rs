@@ -17,11 +17,12 @@ use sqlx_core::transaction::TransactionManager;
 
 use super::{
     Backend, Claim, Ending, Fit, Identity, Isolation, LeaseRow, NotOpened, Opening, Protocol, Renewal, RolledBack,
-    Tables, hex,
+    Tables, Trace, Verdict, hex,
 };
 use crate::{
     error::{Error, ErrorKind},
     lease::{LeaseName, OwnerToken},
+    resolve::Resolve,
     statement::Dialect,
 };
 use errno::{
@@ -30,6 +31,7 @@ use errno::{
 };
 
 mod errno;
+mod receipts;
 mod verify;
 
 type Depth = <MySql as Database>::TransactionManager;
@@ -50,8 +52,10 @@ impl Protocol for My {
     const DIALECT: Dialect = Dialect::MySql;
     const QUOTE: char = '`';
     const GUARD_RENEWS: bool = false;
-    const MIGRATIONS: &'static [(i64, &'static str, &'static str)] =
-        &[(1, "leases", include_str!("../../migrations/mysql/0001_leases.sql"))];
+    const MIGRATIONS: &'static [(i64, &'static str, &'static str)] = &[
+        (1, "leases", include_str!("../../migrations/mysql/0001_leases.sql")),
+        (2, "receipts", include_str!("../../migrations/mysql/0002_receipts.sql")),
+    ];
     /// Names the savepoint that dies with the transaction, and proves that an answer belongs to its question. Nobody can guess it.
     type Mark = String;
 
@@ -95,6 +99,10 @@ impl Protocol for My {
 
     async fn verify(conn: &mut MySqlConnection, tables: &Tables) -> Result<(), Error> {
         verify::verify(conn, tables).await
+    }
+
+    async fn verify_resolve(conn: &mut MySqlConnection, tables: &Tables, resolve: Resolve) -> Result<(), Error> {
+        receipts::verify(conn, tables, resolve).await
     }
 
     fn is_contention(error: &sqlx::Error) -> bool {
@@ -267,19 +275,22 @@ impl Protocol for My {
         mark: &String,
         id: &Identity,
         opening: Opening,
-    ) -> Result<(), NotOpened> {
+    ) -> Result<Option<Trace>, NotOpened> {
+        let trace = opening.resolve.map(|_| Trace::Receipt(mark.clone()));
         let sql = format!(
-            "CALL {}({}, {}, {}, '{}', {}); SAVEPOINT {mark}",
+            "CALL {}({}, {}, {}, '{}', {}); {}SAVEPOINT {mark}",
             tables.name("fence_begin_v1"),
             bytes(id.name.as_str()),
             id.token,
             bytes(&id.owner.to_string()),
             level(opening.isolation),
             seconds(opening.idle),
+            trace.as_ref().map_or_else(String::new, |_| receipts::write(tables, id, mark)),
         );
         match begin(conn, sql).await {
+            Ok(()) => Ok(trace),
             Err(NotOpened::Failed(error)) if number_of(&error) == Some(REFUSED) => Err(NotOpened::Refused),
-            other => other,
+            Err(other) => Err(other),
         }
     }
 
@@ -306,7 +317,7 @@ impl Protocol for My {
                 Depth::start_rollback(conn);
                 return (Ending::Committed(None), Fit::Reuse);
             }
-            Ok(_) => return (Ending::Unknown("the answer to COMMIT was that to another statement", None), Fit::Close),
+            Ok(_) => return (Ending::Unheard("the answer to COMMIT was that to another statement", None), Fit::Close),
             Err(error) => error,
         };
         match number_of(&error) {
@@ -319,10 +330,23 @@ impl Protocol for My {
                     (Ending::RolledBack(RolledBack::Because("the server refused the commit", Some(error))), Fit::Reuse)
                 }
                 // Whose error that was is not known then.
-                Fit::Close => (Ending::Unknown("the connection failed around COMMIT", Some(error)), Fit::Close),
+                Fit::Close => (Ending::Unheard("the connection failed around COMMIT", Some(error)), Fit::Close),
             },
-            _ => (Ending::Unknown("the connection failed around COMMIT", Some(error)), Fit::Close),
+            _ => (Ending::Unheard("the connection failed around COMMIT", Some(error)), Fit::Close),
         }
+    }
+
+    async fn look_up(
+        conn: &mut MySqlConnection,
+        tables: &Tables,
+        id: &Identity,
+        trace: &Trace,
+    ) -> Result<Verdict, sqlx::Error> {
+        receipts::look_up(conn, tables, id, trace).await
+    }
+
+    async fn forget(conn: &mut MySqlConnection, tables: &Tables, id: &Identity) -> Result<u64, sqlx::Error> {
+        receipts::forget(conn, tables, id).await
     }
 
     async fn open_read(conn: &mut MySqlConnection, mark: &String) -> Result<(), NotOpened> {

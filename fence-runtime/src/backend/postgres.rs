@@ -16,17 +16,19 @@ use sqlx_core::transaction::TransactionManager;
 
 use super::{
     Backend, Claim, Ending, Fit, Identity, Isolation, LeaseRow, NotOpened, Opening, Protocol, Renewal, RolledBack,
-    Tables, hex, is_plain,
+    Tables, Trace, Verdict, hex, is_plain,
 };
 use crate::{
     error::{Error, ErrorKind},
     lease::{LeaseName, OwnerToken},
+    resolve::Resolve,
     statement::Dialect,
 };
 use sqlstate::{
     CANCELED, ENDED_EARLY, IN_TRANSACTION, NO_SUCH_CURSOR, PASSING, REFUSED, code_of, severity_of, why_refused,
 };
 
+mod outcome;
 mod sqlstate;
 mod verify;
 
@@ -45,8 +47,10 @@ impl Protocol for Pg {
     const DIALECT: Dialect = Dialect::Postgres;
     const QUOTE: char = '"';
     const GUARD_RENEWS: bool = false;
-    const MIGRATIONS: &'static [(i64, &'static str, &'static str)] =
-        &[(1, "leases", include_str!("../../migrations/postgres/0001_leases.sql"))];
+    const MIGRATIONS: &'static [(i64, &'static str, &'static str)] = &[
+        (1, "leases", include_str!("../../migrations/postgres/0001_leases.sql")),
+        (2, "receipts", include_str!("../../migrations/postgres/0002_receipts.sql")),
+    ];
     /// The name of the cursor that `fence_begin_v1` opens.
     type Mark = String;
 
@@ -99,6 +103,10 @@ impl Protocol for Pg {
 
     async fn verify(conn: &mut PgConnection, tables: &Tables) -> Result<(), Error> {
         verify::verify(conn, tables).await
+    }
+
+    async fn verify_resolve(conn: &mut PgConnection, tables: &Tables, resolve: Resolve) -> Result<(), Error> {
+        outcome::verify(conn, tables, resolve).await
     }
 
     fn is_contention(error: &sqlx::Error) -> bool {
@@ -263,11 +271,11 @@ impl Protocol for Pg {
         mark: &String,
         id: &Identity,
         opening: Opening,
-    ) -> Result<(), NotOpened> {
+    ) -> Result<Option<Trace>, NotOpened> {
         // Outside our transaction the session is read-only: whatever leaves it (COMMIT, ROLLBACK) cannot write.
         // NOT DEFERRABLE is refused by a connection that was handed out inside a stray transaction.
         let sql = format!(
-            "{SESSION_READ_ONLY} BEGIN ISOLATION LEVEL {} READ WRITE NOT DEFERRABLE; SELECT {}({}, '{}', {}, '{mark}', '{}ms', '{}')",
+            "{SESSION_READ_ONLY} BEGIN ISOLATION LEVEL {} READ WRITE NOT DEFERRABLE; SELECT {}({}, '{}', {}, '{mark}', '{}ms', '{}'){}",
             level(opening.isolation),
             tables.name("fence_begin_v1"),
             text(id.name.as_str()),
@@ -275,9 +283,14 @@ impl Protocol for Pg {
             id.token,
             opening.idle.as_millis().clamp(1, i32::MAX as u128),
             if tables.probes_clients { "300ms" } else { "" },
+            if opening.resolve == Some(Resolve::Receipts) {
+                outcome::write_receipt(tables, id, mark)
+            } else {
+                String::new()
+            },
         );
         match begin(conn, sql).await {
-            Ok(()) => Ok(()),
+            Ok(()) => outcome::trace(conn, mark, opening.resolve).await.map_err(NotOpened::Failed),
             Err(NotOpened::Failed(error)) if code_of(&error).as_deref() == Some(REFUSED) => Err(NotOpened::Refused),
             Err(other) => Err(other),
         }
@@ -301,7 +314,7 @@ impl Protocol for Pg {
         match prove_and_commit(conn, mark).await {
             Ended::Committed(fit) => (Ending::Committed(None), fit),
             Ended::Error(error) if severity_of(&error).is_none() => {
-                (Ending::Unknown("the connection failed around COMMIT", Some(error)), Fit::Close)
+                (Ending::Unheard("the connection failed around COMMIT", Some(error)), Fit::Close)
             }
             Ended::Error(error) if code_of(&error).as_deref() == Some(NO_SUCH_CURSOR) => {
                 let fit = Self::undo(conn, mark).await;
@@ -313,6 +326,19 @@ impl Protocol for Pg {
             }
             Ended::Confused => (Ending::Unknown("the answers do not belong to our question", None), Fit::Close),
         }
+    }
+
+    async fn look_up(
+        conn: &mut PgConnection,
+        tables: &Tables,
+        id: &Identity,
+        trace: &Trace,
+    ) -> Result<Verdict, sqlx::Error> {
+        outcome::look_up(conn, tables, id, trace).await
+    }
+
+    async fn forget(conn: &mut PgConnection, tables: &Tables, id: &Identity) -> Result<u64, sqlx::Error> {
+        outcome::forget(conn, tables, id).await
     }
 
     async fn open_read(conn: &mut PgConnection, mark: &String) -> Result<(), NotOpened> {

@@ -20,15 +20,17 @@ use sqlx::{
 use sqlx_core::transaction::TransactionManager;
 
 use super::{
-    Backend, Claim, Ending, Fit, Identity, LeaseRow, NotOpened, Opening, Protocol, Renewal, RolledBack, Tables, hex,
-    is_plain,
+    Backend, Claim, Ending, Fit, Identity, LeaseRow, NotOpened, Opening, Protocol, Renewal, RolledBack, Tables, Trace,
+    Verdict, hex, is_plain,
 };
 use crate::{
     error::{Error, ErrorKind},
     lease::{LeaseName, OwnerToken},
+    resolve::Resolve,
     statement::Dialect,
 };
 
+mod receipts;
 mod verify;
 
 type Depth = <Sqlite as sqlx::Database>::TransactionManager;
@@ -68,8 +70,10 @@ impl Protocol for Lite {
     const DIALECT: Dialect = Dialect::Sqlite;
     const QUOTE: char = '"';
     const GUARD_RENEWS: bool = true;
-    const MIGRATIONS: &'static [(i64, &'static str, &'static str)] =
-        &[(1, "leases", include_str!("../../migrations/sqlite/0001_leases.sql"))];
+    const MIGRATIONS: &'static [(i64, &'static str, &'static str)] = &[
+        (1, "leases", include_str!("../../migrations/sqlite/0001_leases.sql")),
+        (2, "receipts", include_str!("../../migrations/sqlite/0002_receipts.sql")),
+    ];
     type Mark = Arc<Hooks>;
 
     fn executor(conn: &mut SqliteConnection) -> impl Executor<'_, Database = Sqlite> {
@@ -131,6 +135,10 @@ impl Protocol for Lite {
 
     async fn verify(conn: &mut SqliteConnection, tables: &Tables) -> Result<(), Error> {
         verify::verify(conn, tables).await
+    }
+
+    async fn verify_resolve(conn: &mut SqliteConnection, tables: &Tables, resolve: Resolve) -> Result<(), Error> {
+        receipts::verify(conn, tables, resolve).await
     }
 
     fn is_contention(error: &sqlx::Error) -> bool {
@@ -261,12 +269,16 @@ impl Protocol for Lite {
         mark: &Arc<Hooks>,
         id: &Identity,
         opening: Opening,
-    ) -> Result<(), NotOpened> {
+    ) -> Result<Option<Trace>, NotOpened> {
         begin(conn, mark, "BEGIN IMMEDIATE").await?;
         match extend(conn, tables, id, opening.ttl, true).await {
-            Ok(Some(_)) => Ok(()),
-            Ok(None) => Err(NotOpened::Refused),
-            Err(error) => Err(NotOpened::Failed(error)),
+            Ok(Some(_)) => {}
+            Ok(None) => return Err(NotOpened::Refused),
+            Err(error) => return Err(NotOpened::Failed(error)),
+        }
+        match opening.resolve {
+            Some(_) => receipts::write(conn, tables, id).await.map(Some).map_err(NotOpened::Failed),
+            None => Ok(None),
         }
     }
 
@@ -284,11 +296,24 @@ impl Protocol for Lite {
             }
             Commit::Lost => return (Ending::RolledBack(RolledBack::Lost), Self::undo(conn, mark).await),
             Commit::Unknown(error) => {
-                return (Ending::Unknown("SQLite's worker thread failed around COMMIT", Some(error)), Fit::Close);
+                return (Ending::Unheard("SQLite's worker thread failed around COMMIT", Some(error)), Fit::Close);
             }
             Commit::Refused(why, error) => (why, error),
         };
         (Ending::RolledBack(RolledBack::Because(why, error)), Self::undo(conn, mark).await)
+    }
+
+    async fn look_up(
+        conn: &mut SqliteConnection,
+        tables: &Tables,
+        id: &Identity,
+        trace: &Trace,
+    ) -> Result<Verdict, sqlx::Error> {
+        receipts::look_up(conn, tables, id, trace).await
+    }
+
+    async fn forget(conn: &mut SqliteConnection, tables: &Tables, id: &Identity) -> Result<u64, sqlx::Error> {
+        receipts::forget(conn, tables, id).await
     }
 
     async fn open_read(conn: &mut SqliteConnection, mark: &Arc<Hooks>) -> Result<(), NotOpened> {
