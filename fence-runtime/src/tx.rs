@@ -24,13 +24,15 @@ use crate::{
 pub struct TxOptions {
     isolation: Isolation,
     idle: Option<Duration>,
+    lock: Option<Duration>,
+    statement: Option<Duration>,
 }
 
 impl TxOptions {
-    /// READ COMMITTED, and the idle limit of the [`Fence`](crate::Fence).
+    /// READ COMMITTED, the idle limit of the [`Fence`](crate::Fence), and otherwise the limits that the session has.
     #[must_use]
     pub const fn new() -> Self {
-        Self { isolation: Isolation::ReadCommitted, idle: None }
+        Self { isolation: Isolation::ReadCommitted, idle: None, lock: None, statement: None }
     }
 
     /// How far the transaction is isolated. SQLite has one level only, which is the strictest.
@@ -45,6 +47,22 @@ impl TxOptions {
     #[must_use]
     pub const fn idle_limit(mut self, idle: Duration) -> Self {
         self.idle = Some(idle);
+        self
+    }
+
+    /// A statement that waits for a lock longer than this fails. On PostgreSQL nothing else of the transaction can be committed then; on MySQL
+    /// and MariaDB, which round it up to whole seconds, the statement alone is undone. On SQLite nothing waits inside a transaction.
+    #[must_use]
+    pub const fn lock_limit(mut self, limit: Duration) -> Self {
+        self.lock = Some(limit);
+        self
+    }
+
+    /// A statement that takes longer than this fails. On MySQL that goes for SELECT only; SQLite has no such limit. The commit is not
+    /// cut short by it.
+    #[must_use]
+    pub const fn statement_limit(mut self, limit: Duration) -> Self {
+        self.statement = Some(limit);
         self
     }
 }
@@ -207,6 +225,8 @@ impl<DB: Backend> Open<DB> {
         let opening = Opening {
             isolation: options.isolation,
             idle: options.idle.unwrap_or(holding.terms.ttl.max(IDLE_LIMIT)),
+            lock: options.lock,
+            statement: options.statement,
             ttl: holding.terms.ttl,
             resolve: shared.resolve,
         };

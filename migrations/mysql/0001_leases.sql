@@ -33,7 +33,8 @@ DROP PROCEDURE IF EXISTS /*prefix*/fence_begin_v1;
 
 -- Outside our transaction the session is read-only and does not commit by itself: whatever leaves it cannot write, and TRUNCATE and DDL,
 -- which would end it before they run, are refused. The guard shares `uq_fence` with renewals and not with takeovers.
-CREATE PROCEDURE /*prefix*/fence_begin_v1(lease VARBINARY(190), token BIGINT, owner VARBINARY(64), isolation VARCHAR(20), idle INT)
+CREATE PROCEDURE /*prefix*/fence_begin_v1(lease VARBINARY(190), token BIGINT, owner VARBINARY(64), isolation VARCHAR(20), idle INT,
+    lock_wait INT, statement_ms BIGINT)
 MODIFIES SQL DATA SQL SECURITY INVOKER
 BEGIN
     DECLARE found BIGINT;
@@ -46,13 +47,16 @@ BEGIN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     SET @fence_autocommit = @@autocommit;
     SET @fence_read_only = /*!80000 @@transaction_read_only*/ /*M!100600 @@tx_read_only*/, @fence_wait_timeout = @@SESSION.wait_timeout;
+    SET @fence_lock_wait = @@SESSION.innodb_lock_wait_timeout,
+        @fence_statement = @@SESSION./*!80000 max_execution_time*/ /*M!100600 max_statement_time*/;
     BEGIN
         DECLARE EXIT HANDLER FOR SQLEXCEPTION
         BEGIN
             ROLLBACK;
             SET SESSION /*!80000 transaction_read_only*/ /*M!100600 tx_read_only*/ = @fence_read_only,
-                SESSION wait_timeout = @fence_wait_timeout;
-            SET autocommit = @fence_autocommit, @fence_autocommit = NULL;
+                SESSION wait_timeout = @fence_wait_timeout, SESSION innodb_lock_wait_timeout = @fence_lock_wait,
+                SESSION /*!80000 max_execution_time*/ /*M!100600 max_statement_time*/ = @fence_statement;
+            SET autocommit = @fence_autocommit, @fence_autocommit = NULL, @fence_lock_wait = NULL, @fence_statement = NULL;
             RESIGNAL;
         END;
         -- Before the lock, because a refused guard must not hold it; outside the transaction, because at SERIALIZABLE it would lock what
@@ -69,6 +73,12 @@ BEGIN
             END CASE;
             -- A holder that freezes keeps its successor waiting for no longer than that.
             SET SESSION wait_timeout = idle;
+            IF lock_wait IS NOT NULL THEN
+                SET SESSION innodb_lock_wait_timeout = lock_wait;
+            END IF;
+            IF statement_ms IS NOT NULL THEN
+                SET SESSION /*!80000 max_execution_time = statement_ms*/ /*M!100600 max_statement_time = statement_ms / 1000*/;
+            END IF;
             START TRANSACTION READ WRITE;
             SELECT fence_token INTO found FROM /*prefix*/fenced_job_leases FORCE INDEX (uq_fence)
              WHERE lease_name = lease AND fence_token = token AND owner_token = owner LOCK IN SHARE MODE;
@@ -90,6 +100,6 @@ BEGIN
     END IF;
     COMMIT;
     SET SESSION /*!80000 transaction_read_only*/ /*M!100600 tx_read_only*/ = @fence_read_only,
-        SESSION wait_timeout = @fence_wait_timeout;
-    SET autocommit = @fence_autocommit, @fence_autocommit = NULL;
+        SESSION wait_timeout = @fence_wait_timeout, SESSION innodb_lock_wait_timeout = @fence_lock_wait;
+    SET autocommit = @fence_autocommit, @fence_autocommit = NULL, @fence_lock_wait = NULL, @fence_statement = NULL;
 END;

@@ -15,7 +15,7 @@ use tokio::{
         TcpListener, TcpStream,
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
-    sync::watch,
+    sync::{Notify, watch},
     task::JoinHandle,
 };
 
@@ -74,10 +74,21 @@ pub struct Proxy {
 struct Shared {
     mode: watch::Sender<Mode>,
     /// The mode that begins there.
-    trap: Mutex<Option<(At, Mode)>>,
+    trap: Mutex<Option<(At, Fault)>>,
+    /// What was severed is delivered.
+    delivered: watch::Sender<bool>,
     round_trips: AtomicU64,
     connections: AtomicU64,
     open: AtomicU64,
+}
+
+/// What a trap does.
+#[derive(Clone, Copy)]
+enum Fault {
+    /// To all connections.
+    Mode(Mode),
+    /// To its own.
+    Sever,
 }
 
 /// Where a trap springs.
@@ -103,6 +114,7 @@ impl Proxy {
         let shared = Arc::new(Shared {
             mode: watch::Sender::new(Mode::Pass),
             trap: Mutex::new(None),
+            delivered: watch::Sender::new(false),
             round_trips: AtomicU64::new(0),
             connections: AtomicU64::new(0),
             open: AtomicU64::new(0),
@@ -137,12 +149,23 @@ impl Proxy {
     /// From the first request on that contains these bytes, that request included: `Cut` keeps it from the server,
     /// `SwallowAnswers` lets it arrive and loses the answer.
     pub fn set_at(&self, bytes: impl Into<Vec<u8>>, mode: Mode) {
-        *self.shared.trap.lock().unwrap() = Some((At::Bytes(bytes.into()), mode));
+        *self.shared.trap.lock().unwrap() = Some((At::Bytes(bytes.into()), Fault::Mode(mode)));
     }
 
     /// After so many more pieces, in either direction, have passed: at the first one that then comes.
     pub fn set_after(&self, pieces: u64, mode: Mode) {
-        *self.shared.trap.lock().unwrap() = Some((At::Pieces(pieces), mode));
+        *self.shared.trap.lock().unwrap() = Some((At::Pieces(pieces), Fault::Mode(mode)));
+    }
+
+    /// At the first request that contains these bytes its connection is severed: the client sees the end of it, the server does not,
+    /// and the request is on its way until [`deliver`](Self::deliver).
+    pub fn sever_at(&self, bytes: impl Into<Vec<u8>>) {
+        *self.shared.trap.lock().unwrap() = Some((At::Bytes(bytes.into()), Fault::Sever));
+    }
+
+    /// What was on its way arrives, and then the connection ends for the server too.
+    pub fn deliver(&self) {
+        self.shared.delivered.send_replace(true);
     }
 
     /// How it is now; a trap of [`set_at`](Self::set_at) that was sprung shows here.
@@ -182,8 +205,9 @@ async fn accept(listener: TcpListener, server: String, shared: Arc<Shared>) {
             let (from_client, to_client) = client.into_split();
             let (from_server, to_server) = server.into_split();
             let last = Arc::new(Mutex::new(Direction::Answer));
-            let requests = pump(from_client, to_server, Direction::Request, shared, &last);
-            let answers = pump(from_server, to_client, Direction::Answer, shared, &last);
+            let severed = Notify::new();
+            let requests = pump(from_client, to_server, Direction::Request, shared, &last, &severed);
+            let answers = pump(from_server, to_client, Direction::Answer, shared, &last, &severed);
             // Whichever side ends, both are closed: half-open connections are not what is tested here.
             tokio::select! {
                 () = requests => {}
@@ -215,13 +239,19 @@ async fn pump(
     direction: Direction,
     shared: &Shared,
     last: &Mutex<Direction>,
+    severed: &Notify,
 ) {
-    let mut mode = shared.mode.subscribe();
+    let (mut mode, mut delivered) = (shared.mode.subscribe(), shared.delivered.subscribe());
     let mut buffer = vec![0; 64 * 1024];
     loop {
         let read = tokio::select! {
             _ = mode.wait_for(|mode| *mode == Mode::Cut) => return,
-            read = from.read(&mut buffer) => read,
+            () = severed.notified(), if direction == Direction::Answer => None,
+            read = from.read(&mut buffer) => Some(read),
+        };
+        let Some(read) = read else {
+            _ = to.shutdown().await;
+            return std::future::pending().await;
         };
         let Ok(length @ 1..) = read else {
             // The other side learns of the end only where something passes.
@@ -229,7 +259,13 @@ async fn pump(
             return;
         };
         let piece = &buffer[..length];
-        shared.spring(piece, direction);
+        if let Some(Fault::Sever) = shared.spring(piece, direction) {
+            severed.notify_one();
+            _ = delivered.wait_for(|delivered| *delivered).await;
+            _ = to.write_all(piece).await;
+            // Its answer is not waited for: nobody would get it.
+            return;
+        }
         let now = *mode.wait_for(|mode| *mode != Mode::Hold).await.expect("`shared` holds the sender");
         match (now, direction) {
             (Mode::Cut, _) => return,
@@ -248,9 +284,9 @@ async fn pump(
 }
 
 impl Shared {
-    fn spring(&self, piece: &[u8], direction: Direction) {
+    fn spring(&self, piece: &[u8], direction: Direction) -> Option<Fault> {
         let mut trap = self.trap.lock().unwrap();
-        let Some((at, mode)) = trap.as_mut() else { return };
+        let (at, fault) = trap.as_mut()?;
         let springs = match at {
             At::Bytes(bytes) => {
                 direction == Direction::Request && piece.windows(bytes.len()).any(|window| window == bytes)
@@ -261,10 +297,15 @@ impl Shared {
             }
             At::Pieces(_) => true,
         };
-        if springs {
-            self.mode.send_replace(*mode);
-            *trap = None;
+        if !springs {
+            return None;
         }
+        let fault = *fault;
+        *trap = None;
+        if let Fault::Mode(mode) = fault {
+            self.mode.send_replace(mode);
+        }
+        Some(fault)
     }
 }
 
@@ -384,6 +425,25 @@ mod tests {
         client.write_u8(7).await.unwrap();
         assert!(answer(&mut client, NEVER).await.is_none());
         assert_eq!((proxy.mode(), proxy.round_trips()), (Mode::Swallow, 1));
+    }
+
+    #[tokio::test]
+    async fn what_is_severed_arrives_late_and_others_pass() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy = Proxy::to(listener.local_addr().unwrap().to_string()).await.unwrap();
+        let mut client = TcpStream::connect(("127.0.0.1", proxy.port())).await.unwrap();
+        let (mut server, _) = listener.accept().await.unwrap();
+        proxy.sever_at([7]);
+        client.write_u8(7).await.unwrap();
+        assert!(answer(&mut client, SOON).await.expect("the end is noticed").is_err());
+        let mut other = TcpStream::connect(("127.0.0.1", proxy.port())).await.unwrap();
+        let (mut beside, _) = listener.accept().await.unwrap();
+        other.write_u8(7).await.unwrap();
+        assert_eq!(answer(&mut beside, SOON).await.unwrap().unwrap(), 7);
+        assert!(answer(&mut server, NEVER).await.is_none());
+        proxy.deliver();
+        assert_eq!(answer(&mut server, SOON).await.unwrap().unwrap(), 7);
+        assert!(answer(&mut server, SOON).await.unwrap().is_err());
     }
 
     #[tokio::test]

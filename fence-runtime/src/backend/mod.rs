@@ -171,6 +171,9 @@ pub struct Opening {
     pub(crate) isolation: Isolation,
     /// The server ends the transaction when no statement comes for this long (where it can).
     pub(crate) idle: Duration,
+    /// The server ends a statement that waits for a lock, or takes, this long (where it can).
+    pub(crate) lock: Option<Duration>,
+    pub(crate) statement: Option<Duration>,
     /// The lease's time to live, where the guard renews.
     pub(crate) ttl: Duration,
     /// What the transaction leaves behind, by which its outcome can be looked up.

@@ -278,13 +278,15 @@ impl Protocol for My {
     ) -> Result<Option<Trace>, NotOpened> {
         let trace = opening.resolve.map(|_| Trace::Receipt(mark.clone()));
         let sql = format!(
-            "CALL {}({}, {}, {}, '{}', {}); {}SAVEPOINT {mark}",
+            "CALL {}({}, {}, {}, '{}', {}, {}, {}); {}SAVEPOINT {mark}",
             tables.name("fence_begin_v1"),
             bytes(id.name.as_str()),
             id.token,
             bytes(&id.owner.to_string()),
             level(opening.isolation),
             seconds(opening.idle),
+            opening.lock.map_or_else(|| "NULL".to_owned(), |limit| seconds(limit).to_string()),
+            opening.statement.map_or_else(|| "NULL".to_owned(), |limit| limit.as_millis().max(1).to_string()),
             trace.as_ref().map_or_else(String::new, |_| receipts::write(tables, id, mark)),
         );
         match begin(conn, sql).await {
@@ -310,8 +312,12 @@ impl Protocol for My {
             }
         }
         // A message ends at its first error: where the savepoint is gone, nothing is committed. The row behind it proves that the answers
-        // are those to this: a statement that is dropped while sqlx prepares it leaves sqlx in the middle of another answer.
-        let sql = format!("RELEASE SAVEPOINT {mark}; CALL {}(); SELECT '{mark}'", tables.name("fence_end_v1"));
+        // are those to this: a statement that is dropped while sqlx prepares it leaves sqlx in the middle of another answer. The limit of a
+        // statement is put back before, because it could end the procedure after its COMMIT.
+        let sql = format!(
+            "RELEASE SAVEPOINT {mark}; SET {STATEMENT_LIMIT_BACK}; CALL {}(); SELECT '{mark}'",
+            tables.name("fence_end_v1")
+        );
         let error = match conn.fetch_all(sqlx::raw_sql(AssertSqlSafe(sql))).await {
             Ok(rows) if is_mark(&rows, mark) => {
                 Depth::start_rollback(conn);
@@ -412,6 +418,11 @@ const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 /// The session's access mode: it has another name on each server.
 const READ_ONLY: &str = "/*!80000 transaction_read_only*//*M!100600 tx_read_only*/";
 
+/// How long a statement may take, as it was before: milliseconds on MySQL, seconds with a fraction on MariaDB.
+const STATEMENT_LIMIT_BACK: &str = "SESSION \
+    /*!80000 max_execution_time = CAST(COALESCE(@fence_statement, @@SESSION.max_execution_time) AS UNSIGNED)*/\
+    /*M!100600 max_statement_time = COALESCE(@fence_statement, @@SESSION.max_statement_time)*/";
+
 /// Texts as the bytes that they are in the table: the connection's character set may know fewer.
 const COLUMNS: &str = "l.lease_name, l.owner_token, l.fence_token, CAST(l.holder AS BINARY) AS holder, CAST(l.progress AS BINARY) AS progress, \
     CAST(l.leased_until - TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) AS SIGNED) AS remaining_us, \
@@ -421,9 +432,11 @@ const COLUMNS: &str = "l.lease_name, l.owner_token, l.fence_token, CAST(l.holder
 fn put_back(mark: &str) -> String {
     format!(
         "ROLLBACK; UNLOCK TABLES; SET SESSION {READ_ONLY} = COALESCE(@fence_read_only, @@SESSION.{READ_ONLY}), \
-          SESSION wait_timeout = CAST(COALESCE(@fence_wait_timeout, @@SESSION.wait_timeout) AS UNSIGNED); \
+          SESSION wait_timeout = CAST(COALESCE(@fence_wait_timeout, @@SESSION.wait_timeout) AS UNSIGNED), \
+          SESSION innodb_lock_wait_timeout = CAST(COALESCE(@fence_lock_wait, @@SESSION.innodb_lock_wait_timeout) AS UNSIGNED), \
+          {STATEMENT_LIMIT_BACK}; \
          SET autocommit = COALESCE(@fence_autocommit, @@autocommit), @fence_autocommit = NULL, @fence_read_only = NULL, \
-          @fence_wait_timeout = NULL; SELECT '{mark}'"
+          @fence_wait_timeout = NULL, @fence_lock_wait = NULL, @fence_statement = NULL; SELECT '{mark}'"
     )
 }
 

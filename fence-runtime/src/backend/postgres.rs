@@ -275,13 +275,15 @@ impl Protocol for Pg {
         // Outside our transaction the session is read-only: whatever leaves it (COMMIT, ROLLBACK) cannot write.
         // NOT DEFERRABLE is refused by a connection that was handed out inside a stray transaction.
         let sql = format!(
-            "{SESSION_READ_ONLY} BEGIN ISOLATION LEVEL {} READ WRITE NOT DEFERRABLE; SELECT {}({}, '{}', {}, '{mark}', '{}ms', '{}'){}",
+            "{SESSION_READ_ONLY} BEGIN ISOLATION LEVEL {} READ WRITE NOT DEFERRABLE; {}{}SELECT {}({}, '{}', {}, '{mark}', '{}ms', '{}'){}",
             level(opening.isolation),
+            limit("lock_timeout", opening.lock),
+            limit("statement_timeout", opening.statement),
             tables.name("fence_begin_v1"),
             text(id.name.as_str()),
             id.owner,
             id.token,
-            opening.idle.as_millis().clamp(1, i32::MAX as u128),
+            milliseconds(opening.idle),
             if tables.probes_clients { "300ms" } else { "" },
             if opening.resolve == Some(Resolve::Receipts) {
                 outcome::write_receipt(tables, id, mark)
@@ -423,6 +425,16 @@ fn is_held(id: &Identity) -> String {
 
 fn after(ttl: Duration) -> String {
     format!("clock_timestamp() + {} * interval '1 microsecond'", ttl.as_micros())
+}
+
+/// For this transaction only.
+fn limit(name: &str, limit: Option<Duration>) -> String {
+    limit.map_or_else(String::new, |limit| format!("SET LOCAL {name} = {}; ", milliseconds(limit)))
+}
+
+/// As a setting takes them, where 0 is no limit.
+fn milliseconds(limit: Duration) -> u128 {
+    limit.as_millis().clamp(1, i32::MAX as u128)
 }
 
 fn level(isolation: Isolation) -> &'static str {

@@ -9,7 +9,7 @@ use fence_tests::{
         FOR_GOOD, Owner,
     },
     proxy::{Mode, Proxy, Route},
-    servers::{ConnectOptionsOf, InnoDb, PostgresDb, TestDb},
+    servers::{ConnectOptionsOf, PostgresDb, TestDb},
     stepper::Step,
 };
 
@@ -22,22 +22,18 @@ mod on_a_server {
         after_one_takeover_it_is_still_found_out,
         after_two_takeovers_what_is_not_there_is_unknown,
         a_dropped_commit_is_looked_up_in_the_background,
+        a_commit_that_is_late_is_waited_for,
     }
     use super::{
-        a_commit_that_did_not_arrive_is_rolled_back, a_dropped_commit_is_looked_up_in_the_background,
-        after_one_takeover_it_is_still_found_out, after_two_takeovers_what_is_not_there_is_unknown,
-        an_answer_that_was_lost_is_found,
+        a_commit_that_did_not_arrive_is_rolled_back, a_commit_that_is_late_is_waited_for,
+        a_dropped_commit_is_looked_up_in_the_background, after_one_takeover_it_is_still_found_out,
+        after_two_takeovers_what_is_not_there_is_unknown, an_answer_that_was_lost_is_found,
     };
 }
 
 mod on_postgres {
     fence_tests::conformance! { on postgres: a_commit_that_goes_on_without_its_client_is_waited_for }
     use super::a_commit_that_goes_on_without_its_client_is_waited_for;
-}
-
-mod on_innodb {
-    fence_tests::conformance! { on mysql, mariadb: a_commit_that_the_server_is_in_is_waited_for }
-    use super::a_commit_that_the_server_is_in_is_waited_for;
 }
 
 /// The owner behind the proxy has written run 2, and its COMMIT is on its way into the trap.
@@ -220,29 +216,37 @@ async fn a_commit_that_goes_on_without_its_client_is_waited_for(db: PostgresDb) 
     }
 }
 
-/// The connection is cut while the server is in the middle of COMMIT, which goes on without anybody to tell.
-async fn a_commit_that_the_server_is_in_is_waited_for<const M: bool>(_: InnoDb<M>) {
-    // A server of its own, because it is stopped for everybody.
-    let Some(db) = InnoDb::<M>::started_with(&[]).await else { return };
-    start_again(&db).await;
-    let mut c = db.session("c").await;
-    let (proxy, fence, commit) = behind_a_proxy(&db, fence_runtime::Resolve::Receipts).await;
-    let mut a = Owner::start_on::<InnoDb<M>>(&fence, "a", LEASE, FOR_GOOD, db.view()).await.unwrap();
-    a.ok(Begin(TxOptions::new())).await;
-    a.ok(Sql("INSERT INTO runs VALUES (2, 'new', 0)".into())).await;
-    c.ok("FLUSH TABLES WITH READ LOCK").await;
-    proxy.set_at(commit, Mode::SwallowAnswers);
-    let mut commit = a.start_act(Commit);
-    let waits = "SELECT count(*) FROM information_schema.PROCESSLIST WHERE STATE LIKE 'Waiting for%'";
-    eventually("it is in COMMIT", async || db.int(waits).await == 1).await;
-    proxy.cut().await;
-    eventually("its receipt is asked for", async || {
-        db.int("SELECT count(*) FROM information_schema.PROCESSLIST WHERE COMMAND <> 'Daemon'").await >= 4
-    })
-    .await;
-    assert!(!commit.is_finished());
-    c.ok("UNLOCK TABLES").await;
-    commit.ok().await;
-    a.end().await.unwrap();
-    assert_eq!((count(&db, 2).await, receipts(&db).await), (1, 0));
+/// The client sees its connection end, the server does not: COMMIT is still on its way. It may arrive, or its session may be ended.
+async fn a_commit_that_is_late_is_waited_for<D: TestDb>(db: D)
+where
+    ConnectOptionsOf<D::Db>: Route,
+{
+    for &resolve in ways::<D>() {
+        for arrives in [true, false] {
+            start_again(&db).await;
+            let (proxy, fence, bytes) = behind_a_proxy(&db, resolve).await;
+            let mut a = Owner::start_on::<D>(&fence, "a", LEASE, FOR_GOOD, db.view()).await.unwrap();
+            a.ok(Begin(TxOptions::new())).await;
+            a.ok(Sql("INSERT INTO runs VALUES (2, 'new', 0)".into())).await;
+            let pid = a.pid();
+            proxy.sever_at(bytes);
+            let connections = proxy.connections();
+            let mut commit = a.start_act(Commit);
+            eventually("it is asked for", async || proxy.connections() > connections).await;
+            let before = proxy.round_trips();
+            eventually("again and again", async || proxy.round_trips() > before + 10).await;
+            assert!(!commit.is_finished(), "{resolve:?}");
+            match arrives {
+                true => proxy.deliver(),
+                false => assert!(db.view().terminate(pid).await),
+            }
+            match commit.answer().await {
+                Ok(_) => assert!(arrives, "{resolve:?}"),
+                Err(refused) => assert!(!arrives && refused.code == "RolledBack", "{resolve:?}: {refused}"),
+            }
+            assert_eq!(count(&db, 2).await, i64::from(arrives));
+            assert_eq!(a.end().await.is_ok(), arrives);
+            assert_eq!(receipts(&db).await, 0);
+        }
+    }
 }

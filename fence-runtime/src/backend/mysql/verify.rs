@@ -231,7 +231,7 @@ async fn privileges(conn: &mut MySqlConnection, tables: &Tables) -> Result<(), E
     }
     // Where the server commits nothing by itself, the questions above have begun a transaction.
     conn.execute("ROLLBACK").await.map_err(|error| Error::database("could not verify the lease table", error))?;
-    let call = format!("CALL {begin}('', 0, '', 'READ COMMITTED', 60)");
+    let call = format!("CALL {begin}('', 0, '', 'READ COMMITTED', 60, NULL, NULL)");
     match conn.execute(sqlx::raw_sql(AssertSqlSafe(call))).await {
         Err(error) if number_of(&error) == Some(REFUSED) => {}
         Err(error) if matches!(number_of(&error), Some(1305)) => {

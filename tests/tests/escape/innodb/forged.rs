@@ -108,7 +108,7 @@ async fn a_rollback_to_a_savepoint_of_such_a_name<const M: bool>(db: InnoDb<M>) 
 async fn the_guard_called_by_the_job<const M: bool>(db: InnoDb<M>) {
     let stage = Stage::new(db).await;
     let call = "SELECT fence_token, owner_token INTO @t, @o FROM fenced_job_leases; \
-                CALL fence_begin_v1('admin:reconciliation', @t, @o, 'READ COMMITTED', 60)";
+                CALL fence_begin_v1('admin:reconciliation', @t, @o, 'READ COMMITTED', 60, NULL, NULL)";
     for way in ["COMMIT", "ROLLBACK", "COMMIT; START TRANSACTION READ WRITE", "COMMIT AND CHAIN"] {
         let (write, _) = stage.leaves_by(&[way, call, "SAVEPOINT fence_g"]).await;
         assert_eq!(write.is_ok(), way.contains("CHAIN") || way.contains("WRITE"), "{way}: {write:?}");
