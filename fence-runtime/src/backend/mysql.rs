@@ -421,7 +421,7 @@ const READ_ONLY: &str = "/*!80000 transaction_read_only*//*M!100600 tx_read_only
 /// How long a statement may take, as it was before: milliseconds on MySQL, seconds with a fraction on MariaDB.
 const STATEMENT_LIMIT_BACK: &str = "SESSION \
     /*!80000 max_execution_time = CAST(COALESCE(@fence_statement, @@SESSION.max_execution_time) AS UNSIGNED)*/\
-    /*M!100600 max_statement_time = COALESCE(@fence_statement, @@SESSION.max_statement_time)*/";
+    /*M!100600 max_statement_time = CAST(COALESCE(@fence_statement, @@SESSION.max_statement_time) AS DOUBLE)*/";
 
 /// Texts as the bytes that they are in the table: the connection's character set may know fewer.
 const COLUMNS: &str = "l.lease_name, l.owner_token, l.fence_token, CAST(l.holder AS BINARY) AS holder, CAST(l.progress AS BINARY) AS progress, \

@@ -160,7 +160,8 @@ async fn the_application_may_migrate_too<D: TestDb>(db: D) {
     let fence = builder(&db).migrate().build().await.unwrap();
     works(&fence, "beside others").await;
     assert_eq!(db.text("SELECT description FROM _sqlx_migrations").await.as_deref(), Some("theirs"));
-    assert_eq!(db.int("SELECT count(*) FROM fenced_job_migrations").await, 1);
+    let ours = migrate::steps::<D::Db>(None, "").unwrap().len();
+    assert_eq!(db.int("SELECT count(*) FROM fenced_job_migrations").await, ours as i64);
 }
 
 async fn what_was_dropped_is_said_to_be_missing_and_comes_back_by_the_printed_migrations<D: TestDb>(db: D) {
