@@ -25,13 +25,17 @@ use crate::{
     resolve::Resolve,
     statement::Dialect,
 };
+use batch::{OWNERS, change, wanted};
 use errno::{
     ENDED_EARLY, IN_TRANSACTION, NO_SUCH_SAVEPOINT, NOT_COMMITTED, PASSING, REFUSED, TABLE_LOCKED, TABLES_LOCKED,
     is_about, number_of,
 };
+use session::{READ_ONLY, STATEMENT_LIMIT_BACK, is_mark, put_back};
 
+mod batch;
 mod errno;
 mod receipts;
+mod session;
 mod verify;
 
 type Depth = <MySql as Database>::TransactionManager;
@@ -415,30 +419,10 @@ const SWAPPED: &str = "its connection was exchanged for another one";
 /// The live clock in microseconds, without a time zone on the way.
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
-/// The session's access mode: it has another name on each server.
-const READ_ONLY: &str = "/*!80000 transaction_read_only*//*M!100600 tx_read_only*/";
-
-/// How long a statement may take, as it was before: milliseconds on MySQL, seconds with a fraction on MariaDB.
-const STATEMENT_LIMIT_BACK: &str = "SESSION \
-    /*!80000 max_execution_time = CAST(COALESCE(@fence_statement, @@SESSION.max_execution_time) AS UNSIGNED)*/\
-    /*M!100600 max_statement_time = CAST(COALESCE(@fence_statement, @@SESSION.max_statement_time) AS DOUBLE)*/";
-
 /// Texts as the bytes that they are in the table: the connection's character set may know fewer.
 const COLUMNS: &str = "l.lease_name, l.owner_token, l.fence_token, CAST(l.holder AS BINARY) AS holder, CAST(l.progress AS BINARY) AS progress, \
     CAST(l.leased_until - TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) AS SIGNED) AS remaining_us, \
     l.acquired_at AS acquired_at_us, l.renewed_at AS renewed_at_us";
-
-/// Rolls back, puts the session back as it was, and says so with the mark.
-fn put_back(mark: &str) -> String {
-    format!(
-        "ROLLBACK; UNLOCK TABLES; SET SESSION {READ_ONLY} = COALESCE(@fence_read_only, @@SESSION.{READ_ONLY}), \
-          SESSION wait_timeout = CAST(COALESCE(@fence_wait_timeout, @@SESSION.wait_timeout) AS UNSIGNED), \
-          SESSION innodb_lock_wait_timeout = CAST(COALESCE(@fence_lock_wait, @@SESSION.innodb_lock_wait_timeout) AS UNSIGNED), \
-          {STATEMENT_LIMIT_BACK}; \
-         SET autocommit = COALESCE(@fence_autocommit, @@autocommit), @fence_autocommit = NULL, @fence_read_only = NULL, \
-          @fence_wait_timeout = NULL, @fence_lock_wait = NULL, @fence_statement = NULL; SELECT '{mark}'"
-    )
-}
 
 fn select_row(tables: &Tables, name: &LeaseName) -> String {
     format!("SELECT {COLUMNS} FROM {} l WHERE l.lease_name = {}", tables.leases(), bytes(name.as_str()))
@@ -492,39 +476,6 @@ async fn short(conn: &mut MySqlConnection, body: &str) -> Result<Vec<MySqlRow>, 
     conn.fetch_all(sqlx::raw_sql(AssertSqlSafe(sql))).await
 }
 
-/// Whose row it is.
-const OWNERS: &str = "l.lease_name = w.name AND l.owner_token = w.owner";
-
-/// One entry of what is asked of [`change`]. `more`: the token and the time to live in microseconds, where they matter.
-fn wanted(name: &LeaseName, owner: OwnerToken, more: &str) -> String {
-    format!("[\"{}\",\"{}\"{more}]", hex(name.as_str()), hex(&owner.to_string()))
-}
-
-/// Changes the rows of many terms that are `ours`, and says of each in the order of the question whether it was `changed` and how its row
-/// is. One that somebody has locked must not delay a thousand others: it is skipped.
-async fn change(
-    conn: &mut MySqlConnection,
-    tables: &Tables,
-    want: impl Iterator<Item = String>,
-    ours: &str,
-    only: &str,
-    set: &str,
-) -> Result<Vec<MySqlRow>, sqlx::Error> {
-    let (t, want) = (tables.leases(), want.collect::<Vec<_>>().join(","));
-    let w = "(SELECT place, UNHEX(name) AS name, UNHEX(owner) AS owner, token, ttl_us FROM JSON_TABLE(@fence_want, '$[*]' COLUMNS (\
-             place FOR ORDINALITY, name VARCHAR(400) PATH '$[0]', owner VARCHAR(80) PATH '$[1]', token BIGINT PATH '$[2]', \
-             ttl_us BIGINT PATH '$[3]')) j) w";
-    let body = format!(
-        "SET @fence_want = '[{want}]', @fence_held = NULL, SESSION group_concat_max_len = 1000000; \
-         SELECT GROUP_CONCAT(place) INTO @fence_held FROM (SELECT w.place FROM {w} STRAIGHT_JOIN {t} l FORCE INDEX (PRIMARY) \
-          ON {ours} {only} FOR UPDATE SKIP LOCKED) held; \
-         UPDATE {w} STRAIGHT_JOIN {t} l FORCE INDEX (PRIMARY) ON {ours} SET {set} WHERE FIND_IN_SET(w.place, @fence_held); \
-         SELECT CAST(COALESCE(FIND_IN_SET(w.place, @fence_held), 0) AS SIGNED) AS changed, {COLUMNS} \
-          FROM {w} LEFT JOIN {t} l ON l.lease_name = w.name ORDER BY w.place"
-    );
-    short(conn, &body).await
-}
-
 async fn begin(conn: &mut MySqlConnection, sql: String) -> Result<(), NotOpened> {
     Depth::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await.map_err(|error| {
         match (number_of(&error), &error) {
@@ -534,8 +485,4 @@ async fn begin(conn: &mut MySqlConnection, sql: String) -> Result<(), NotOpened>
             _ => NotOpened::Failed(error),
         }
     })
-}
-
-fn is_mark(rows: &[MySqlRow], mark: &str) -> bool {
-    rows.last().is_some_and(|row| row.try_get::<String, _>(0).is_ok_and(|found| found == mark))
 }

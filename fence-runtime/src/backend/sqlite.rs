@@ -30,8 +30,11 @@ use crate::{
     statement::Dialect,
 };
 
+mod end;
 mod receipts;
 mod verify;
+
+use end::{Commit, commit, extend};
 
 type Depth = <Sqlite as sqlx::Database>::TransactionManager;
 
@@ -40,10 +43,6 @@ const NOW: &str = "(CAST(round((julianday('now') - 2440587.5) * 86400000) AS INT
 const BUSY: i32 = 5;
 /// How long the keeper waits for a writer before it comes back later: its deadline must not pass in a wait.
 const KEEPER_BUSY: Duration = Duration::from_millis(100);
-/// How long a COMMIT that readers are in the way of is tried again. Each try may take the connection's busy timeout, which `verify` bounds: all
-/// of it must end before a caller gives the connection up.
-const COMMIT_PATIENCE: Duration = Duration::from_secs(10);
-
 /// The state of the hooks of one transaction. They stay on its connection until the next one brings its own: to remove them would cost as
 /// much as a statement.
 pub struct Hooks(AtomicU8);
@@ -429,76 +428,6 @@ async fn begin(conn: &mut SqliteConnection, mark: &Arc<Hooks>, statement: &'stat
         Err(error) if is_nested_begin(&error) => Err(NotOpened::Stray),
         Err(error) => Err(NotOpened::Failed(error)),
     }
-}
-
-/// The guard: a renewal inside the transaction. At the end the expiry is no matter, since nobody can have taken over.
-async fn extend(
-    conn: &mut SqliteConnection,
-    tables: &Tables,
-    id: &Identity,
-    ttl: Duration,
-    only_live: bool,
-) -> Result<Option<Duration>, sqlx::Error> {
-    let live = if only_live { format!(" AND leased_until > {NOW}") } else { String::new() };
-    // Bound, so that it is prepared once on each connection: it runs twice in every fenced transaction.
-    let sql = format!(
-        "UPDATE {} SET leased_until = max(leased_until, {NOW} + ?), renewed_at = {NOW} \
-         WHERE lease_name = ? AND owner_token = ? AND fence_token = ?{live} RETURNING leased_until - {NOW}",
-        tables.leases()
-    );
-    let remaining: Option<i64> = sqlx::query_scalar(AssertSqlSafe(sql))
-        .bind(i64::try_from(ttl.as_micros()).unwrap_or(i64::MAX))
-        .bind(id.name.as_str())
-        .bind(id.owner.to_string())
-        .bind(id.token.get())
-        .fetch_optional(conn)
-        .await?;
-    Ok(remaining.map(|us| Duration::from_micros(us.try_into().unwrap_or(0))))
-}
-
-enum Commit {
-    Done(Duration),
-    Lost,
-    Refused(&'static str, Option<sqlx::Error>),
-    Unknown(sqlx::Error),
-}
-
-async fn commit(
-    conn: &mut SqliteConnection,
-    tables: &Tables,
-    mark: &Arc<Hooks>,
-    id: &Identity,
-    ttl: Duration,
-) -> Commit {
-    if mark.0.load(SeqCst) != FORBID {
-        return Commit::Refused(ENDED_EARLY, None);
-    }
-    if Depth::get_transaction_depth(conn) != 1 {
-        return Commit::Refused(NESTED, None);
-    }
-    let remaining = match extend(conn, tables, id, ttl, false).await {
-        Ok(Some(remaining)) => remaining,
-        Ok(None) => return Commit::Lost,
-        Err(error) => return Commit::Refused("the lease could not be renewed before COMMIT", Some(error)),
-    };
-    if mark.0.compare_exchange(FORBID, ARMED, SeqCst, SeqCst).is_err() {
-        return Commit::Refused(ENDED_EARLY, None);
-    }
-    // A reader can be in the way of the COMMIT: the transaction stays open, and asking again is right.
-    let begun = tokio::time::Instant::now();
-    while begun.elapsed() < COMMIT_PATIENCE {
-        match Depth::commit(conn).await {
-            Ok(()) => return Commit::Done(remaining),
-            Err(error) if is_busy(&error) => tokio::time::sleep(Duration::from_millis(20)).await,
-            Err(error) if error.as_database_error().is_some() => {
-                mark.0.store(FORBID, SeqCst);
-                return Commit::Refused("SQLite refused the commit", Some(error));
-            }
-            Err(error) => return Commit::Unknown(error),
-        }
-    }
-    mark.0.store(FORBID, SeqCst);
-    Commit::Refused("readers were in the way of COMMIT for too long", None)
 }
 
 fn message_of(error: &sqlx::Error) -> &str {
