@@ -5,7 +5,6 @@ mod context;
 mod errors;
 mod functions;
 mod lease;
-mod names;
 mod operator;
 mod overrun;
 mod run;
