@@ -127,7 +127,7 @@ fn margin(remaining: Duration) -> Duration {
 
 impl Term {
     pub(crate) fn new(id: Identity, terms: Terms, job: &'static str, sent: Instant, remaining: Duration) -> Self {
-        let clock = Clock { deadline: deadline(sent, remaining), suspended: 0 };
+        let clock = Clock { deadline: deadline(sent, remaining, &terms), suspended: 0 };
         Self {
             id,
             terms,
@@ -146,7 +146,7 @@ impl Term {
     /// A renewal was confirmed: `remaining` by the database's clock, counted from when the request was sent.
     pub(crate) fn renewed(&self, sent: Instant, remaining: Duration) {
         let mut clock = lock(&self.clock);
-        clock.deadline = clock.deadline.max(deadline(sent, remaining));
+        clock.deadline = clock.deadline.max(deadline(sent, remaining, &self.terms));
     }
 
     /// When the term may no longer be relied on. `None`: nobody can take over at present.
@@ -259,7 +259,9 @@ impl Term {
     }
 }
 
-fn deadline(sent: Instant, remaining: Duration) -> Instant {
+/// Never later than the time to live: where the database's clock was set back, the lease lives longer there, until that is corrected.
+fn deadline(sent: Instant, remaining: Duration, terms: &Terms) -> Instant {
+    let remaining = remaining.min(terms.ttl);
     sent + remaining.saturating_sub(margin(remaining))
 }
 
